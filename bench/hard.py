@@ -49,7 +49,7 @@ LONG = 3_600_000
 SOON = 2_000
 """Milliseconds until a common deadline, plus the time to set it on the leases."""
 COMMITS = 0.5
-"""Seconds in which the changes of the last turns are written."""
+"""Seconds in which the changes of the last cycles are written."""
 
 
 def short(value: float) -> float:
@@ -172,7 +172,7 @@ class Bench:
             nonlocal held
             await asyncio.sleep(max(0.0, left - 0.05))
             last = time.thread_time()
-            # Polls, since the service has no event for the end of the last turn.
+            # Polls, since the service has no event for the end of the last cycle.
             while self.total("total_leased"):
                 await asyncio.sleep(0.001)
                 now = time.thread_time()
@@ -227,7 +227,7 @@ async def ones(bench: Bench, items: int) -> None:
         items,
         bench.lease(items, 1, payload=True),
         "A lease moves the head by one and writes one record. A third of the time is to cut one row out of columns for the "
-        "answer (six columns of one row each), a fifth is the turn, and an eighth SQLite, whose commits 64 callers share.",
+        "answer (six columns of one row each), a fifth is the cycle, and an eighth SQLite, whose commits 64 callers share.",
     )
     await bench.measured(
         "each completed by a call of its own, in random order",
@@ -244,15 +244,15 @@ async def singly(bench: Bench, items: int) -> None:
         f"produced one by one, by {SINGLES} callers",
         items,
         bench.produce(items, 1, SINGLES),
-        "What waits when a turn begins becomes one blob and one extent, so a commit and its sync are shared by all of these, "
-        "and SQLite has only a sixth of the time. A quarter is the way of a call into the instance and out, a third the turn.",
+        "What waits when a cycle begins becomes one blob and one extent, so a commit and its sync are shared by all of these, "
+        "and SQLite has only a sixth of the time. A quarter is the way of a call into the instance and out, a third the cycle.",
     )
     await bench.measured(
         "leased 10,000 at a time with payloads, and completed",
         items,
         bench.lease(items, BULK, payload=True, then_complete=True),
-        "A lease names an extent for each turn that made its items, and reads as many blobs; completing it deletes one record"
-        " and those blobs. Nearly half of the time is SQLite's, to write, to read and to delete; a fifth is the turn, an "
+        "A lease names an extent for each cycle that made its items, and reads as many blobs; completing it deletes one record"
+        " and those blobs. Nearly half of the time is SQLite's, to write, to read and to delete; a fifth is the cycle, an "
         "eighth to cut rows for the answer.",
     )
 
@@ -264,7 +264,7 @@ async def live(bench: Bench, items: int) -> None:
         items,
         bench.lease(items, 1),
         "Each live lease is an object with a deadline and a record of its own: this is the memory that a lease costs, "
-        "whatever its size. A third of the time is the turn, most of it to deal items to leases, and a sixth SQLite; the rest"
+        "whatever its size. A third of the time is the cycle, most of it to deal items to leases, and a sixth SQLite; the rest"
         " is what each call costs.",
     )
     chosen = bench.given("leased")
@@ -285,7 +285,7 @@ async def live(bench: Bench, items: int) -> None:
     rest = [(partition, number + 1) for partition, number in chosen[2 * quarter :].tolist()]
     await bench.run_out(
         rest,
-        "A turn ends as many leases as fit into 4 ms, 200 at most. To end them and put their items back, as extents over the "
+        "A cycle ends as many leases as fit into 4 ms, 200 at most. To end them and put their items back, as extents over the "
         "blobs that they are in, is two fifths of the time; to encode why each ended a fifth; to delete its record and write "
         "that it ended a third.",
     )

@@ -336,8 +336,8 @@ def tears_a_change_set(original: Any) -> Any:
 def lets_an_old_owner_write(original: Any) -> Any:
     """The fence is not checked inside the transaction."""
 
-    def write(self: Any, changes: Any, fence: Any, *turn: Any) -> Any:
-        return original(self, changes, self.fence, *turn) if changes.txn == self.txn + 1 else False
+    def write(self: Any, changes: Any, fence: Any, *cycle: Any) -> Any:
+        return original(self, changes, self.fence, *cycle) if changes.txn == self.txn + 1 else False
 
     return write
 

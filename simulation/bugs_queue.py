@@ -107,7 +107,7 @@ def gives_a_partition_up(original: Any) -> Any:
 
 @bug(LogicalQueue, "_attempt")
 def works_on_after_a_mistake(original: Any) -> Any:
-    """A turn that failed in the middle is not undone: the partition keeps the half-done state."""
+    """A cycle that failed in the middle is not undone: the partition keeps the half-done state."""
 
     def attempt(self: Any, step: Any, executor: Any, now: int) -> None:
         kept = (executor.state, executor.retry_at, executor.failed_in_a_row)

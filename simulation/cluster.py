@@ -119,7 +119,7 @@ class ClusterWorld:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             stack.enter_context(simulated(self.loop))
             stack.enter_context(listening(self.note, self.loop.fail))
-            stack.enter_context(self.vault.noting_turns())
+            stack.enter_context(self.vault.noting_cycles())
             if self.seed % 4:
                 stack.enter_context(planted(_scattered(self.random)))
             stack.callback(self.loop.close)

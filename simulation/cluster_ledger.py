@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from simulation.causes import Asks
-from simulation.item_history import ItemHistory, Turn
+from simulation.item_history import Cycle, ItemHistory
 from simulation.known_items import Batch, Item
 from simulation.promises import check
 from simulation.scene import LEASED, Scene
@@ -46,8 +46,8 @@ class _Follower:
         self._trail = trail
         self._ledger = ledger
 
-    def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
-        self._trail.follow(old, new, turn)
+    def follow(self, old: Scene, new: Scene, cycle: Cycle) -> None:
+        self._trail.follow(old, new, cycle)
         self._ledger.follow_order(self._trail.partition, new, self._trail.newest)
         for payload, place in new.alive.items():
             if place.kind == LEASED and place.lease in self._trail.newest:

@@ -25,7 +25,7 @@ from simulation.cluster_ledger import QueueLedger
 from simulation.cluster_records import RecordWatch
 from simulation.cluster_store import Vault
 from simulation.cluster_weather import Weather
-from simulation.item_history import Turn
+from simulation.item_history import Cycle
 from simulation.network_link import NotSentError
 from simulation.promises import check
 from simulation.scene import Scene
@@ -60,7 +60,7 @@ class _Removed:
     def __init__(self, ref: PartitionRef) -> None:
         self.ref = ref
 
-    def follow(self, _old: Scene, new: Scene, _turn: Turn) -> None:
+    def follow(self, _old: Scene, new: Scene, _cycle: Cycle) -> None:
         check(not new.alive and not new.leaving, f"{self.ref} takes items, and was removed: {[*new.alive]}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from simulation.item_history import Turn
+from simulation.item_history import Cycle
 from simulation.network_link import Link, NoAnswerError, NotSentError
 from simulation.promises import check
 from simulation.store import Store
@@ -48,16 +48,16 @@ class Vault:
         self._stragglers: dict[PartitionRef, asyncio.Event] = {}
         self._new_store = new_store
         self._dropped = dropped
-        self._turns: dict[int, tuple[Changes, Turn]] = {}
+        self._cycles: dict[int, tuple[Changes, Cycle]] = {}
 
     @contextmanager
-    def noting_turns(self) -> Iterator[None]:
+    def noting_cycles(self) -> Iterator[None]:
         """For the length of the block, note the time and the settings under which each change set was decided."""
         original = vars(QueueDriver)["_carry_out"]
 
         def carry_out(driver: QueueDriver, effect: Effect) -> None:
             if isinstance(effect, Commit):
-                self._turns[id(effect.changes)] = effect.changes, Turn(system.now(), driver.record)
+                self._cycles[id(effect.changes)] = effect.changes, Cycle(system.now(), driver.record)
             original(driver, effect)
 
         setattr(QueueDriver, "_carry_out", carry_out)  # noqa: B010 - a type checker would take it for a mistake
@@ -76,7 +76,7 @@ class Vault:
         name = f"{ref.incarnation}-{ref.partition}"
         if kept is not None and self.is_away(ref):
             # The empty storage takes the place of the old one. Only what was never acknowledged in may be made anew there.
-            check(least is not None, f"{owner} makes {name} anew, which has acknowledged turn {kept.store.txn}")
+            check(least is not None, f"{owner} makes {name} anew, which has acknowledged cycle {kept.store.txn}")
             raise LostError(name, "is not there")
         LostError.check(name, None if kept is None else Least(Fence(*kept.store.fence), kept.store.txn), least)
         if kept is None:
@@ -113,12 +113,12 @@ class Vault:
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         kept = self.partitions.get(ref)
-        _, turn = self._turns.pop(id(changes), (changes, None))
+        _, cycle = self._cycles.pop(id(changes), (changes, None))
         if kept is None or self.is_away(ref) or not self.may_write(kept.store, fence) or changes.txn > kept.store.txn + 1:
             self.shut_out += 1
             return Outcome.REFUSED
         if changes.txn == kept.store.txn + 1:
-            kept.store.apply(changes, kept.store.fence, turn)
+            kept.store.apply(changes, kept.store.fence, cycle)
             self.commits += 1
         return Outcome.DONE
 

@@ -24,8 +24,8 @@ _TIMED = ("produced", "leased", "completed", "retried", "expired", "released", "
 """Header counters of steps whose time is noted."""
 
 
-class Turn(NamedTuple):
-    """The turn that made a change set: its time and its settings."""
+class Cycle(NamedTuple):
+    """The cycle that made a change set: its time and its settings."""
 
     now: Millis
     record: QueueRecord
@@ -63,7 +63,7 @@ class ItemHistory:
         self.clients: dict[int, str] = {}
         """Client of each lease."""
         self.newest: set[int] = set()
-        """Leases taken in the last turn."""
+        """Leases taken in the last cycle."""
         self._limits: dict[str, int] = {}
         """Maximum size of the next lease of an item whose last lease ran out."""
         self._furthest = -1
@@ -71,13 +71,13 @@ class ItemHistory:
         """Count of all steps so far, by kind."""
         self._steps: Counter[str] = Counter()
         self._unsure = False
-        """Whether several causes may have had the same effect in this turn."""
+        """Whether several causes may have had the same effect in this cycle."""
         self.old = self.new = Scene(Header(), {}, {}, {}, {})
 
-    def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
+    def follow(self, old: Scene, new: Scene, cycle: Cycle) -> None:
         """Check one change set that has become durable. Raises BrokenPromiseError."""
-        self.old, self.new, self.turn, self.record = old, new, turn, turn.record
-        self._check_time(old.header, new.header, turn.now)
+        self.old, self.new, self.cycle, self.record = old, new, cycle, cycle.record
+        self._check_time(old.header, new.header, cycle.now)
         self._steps.clear()
         self._unsure = False
         left = {payload: number for number, payload in new.leaving if (number, payload) not in old.leaving}
@@ -94,7 +94,7 @@ class ItemHistory:
                 self._goes_elsewhere(payload, before[payload], number)
                 continue
             check(payload not in new.alive and new.transfers[number].moves_to is not None, "an item goes to another queue and stays")
-            # The item has come in the same turn.
+            # The item has come in the same cycle.
             place = _place_beyond(new, number, payload)
             self._moves(payload, None, place)
             self._goes_over(self.items[payload], place, number)
@@ -110,7 +110,7 @@ class ItemHistory:
         self.tally.update(self._steps)
 
     def before(self, offset: int) -> str | None:
-        """Return the client that held the item when the last turn began."""
+        """Return the client that held the item when the last cycle began."""
         lease = next((each.lease for each in self.old.alive.values() if each.offset == offset and each.lease), 0)
         return self.clients.get(lease)
 
@@ -133,7 +133,7 @@ class ItemHistory:
             self._comes_back(item, was, place)
         else:
             check(place.kind != DUE and (was.kind == DUE or place.kind == LEASED), f"{payload} has moved in the line")
-            check(was.due_at <= self.turn.now, f"{payload} was served before it was due")
+            check(was.due_at <= self.cycle.now, f"{payload} was served before it was due")
             check(was.kind == DUE or place.offset == was.offset, f"{payload} has moved in the line")
             check(place.attempts == was.attempts, f"{payload} has other attempts")
         if was is not None:
@@ -158,7 +158,7 @@ class ItemHistory:
                 self._steps["arrived"] += 1
             else:
                 self._is_born(item, place)
-            timeout, due = self.record.expire_timeout, place.due_at or self.turn.now
+            timeout, due = self.record.expire_timeout, place.due_at or self.cycle.now
             check(place.expires_at == (due + timeout if timeout else 0), f"{item.payload} is to expire at another time")
             check(place.attempts == 0, f"{item.payload} begins with attempts")
             self._steps["produced"] += 1
@@ -167,17 +167,17 @@ class ItemHistory:
     def _is_born(self, item: Item, place: Place) -> None:
         check(not item.ended, f"{item.payload} comes back after its end")
         check(item.origin is None, f"{item.payload} is duplicated")
-        check(item.queue == self.queue, f"{item.payload} turns up in another queue")
+        check(item.queue == self.queue, f"{item.payload} cycles up in another queue")
         own = self.record.partition(self.partition)
         check(own is not None and allows(self.record, own).produce, f"a partition takes items that must not: {own}")
         check(not self.old.header.shut, f"{item.payload} was taken by a partition that is shut")
         check(item.batch.may_exist, f"{item.payload} exists although its produce was refused")
-        check(place.due_at == item.due_at or (not place.due_at and item.due_at <= self.turn.now), f"{item.payload} is due at another time")
+        check(place.due_at == item.due_at or (not place.due_at and item.due_at <= self.cycle.now), f"{item.payload} is due at another time")
         item.origin = str(ItemId(self.incarnation, self.partition, place.first))
 
     def _ran_out(self, lease: int) -> bool:
         deadline = self.old.leases[lease].deadline
-        return deadline is not None and deadline <= self.turn.now
+        return deadline is not None and deadline <= self.cycle.now
 
     def _comes_back(self, item: Item, was: Place, place: Place) -> None:
         """Check an item that has left a lease and is offered again. Each lease counts as an attempt unless released."""
@@ -222,21 +222,21 @@ class ItemHistory:
         if place.kind == DUE:
             check(place.due_at in dues, f"{item.payload}: {what} at another time than was asked")
         else:
-            check(min(dues) <= self.turn.now, f"{item.payload}: {what} too early")
+            check(min(dues) <= self.cycle.now, f"{item.payload}: {what} too early")
 
     def _due_at(self, disposition: Disposition, attempts: int) -> Millis:
         if disposition.retry_at is not None:
             return disposition.retry_at
         if disposition.retry_after is not None:
-            return self.turn.now + disposition.retry_after
-        return self.turn.now + (0 if self.record.retry_backoff is None else self.record.retry_backoff.after(attempts))
+            return self.cycle.now + disposition.retry_after
+        return self.cycle.now + (0 if self.record.retry_backoff is None else self.record.retry_backoff.after(attempts))
 
     def _is_leased(self, item: Item, place: Place) -> None:
         lease = self.new.leases[place.lease]
         check("lease" not in self.record.paused, "a paused queue serves")
         own = self.record.partition(self.partition)
         check(own is not None and allows(self.record, own).lease, f"a partition serves that must not: {own}")
-        check(not place.expires_at or place.expires_at > self.turn.now, f"{item.payload} was served although it has expired")
+        check(not place.expires_at or place.expires_at > self.cycle.now, f"{item.payload} was served although it has expired")
         limit = self._limits.get(item.payload, lease.count)
         check(lease.count <= limit, f"{item.payload}: its lease ran out, and the next is not half as large")
         self._steps["leased"] += 1
@@ -252,7 +252,7 @@ class ItemHistory:
                 check(part.first > self._furthest, "an item was served before one that came earlier")
                 self._furthest = part.end - 1
             timeout = self.asks.lease_timeouts[lease.client_id]
-            deadline = self.turn.now + (self.record.lease_timeout if timeout is None else timeout)
+            deadline = self.cycle.now + (self.record.lease_timeout if timeout is None else timeout)
             check(lease.deadline == deadline, "a lease has another deadline than was asked for")
 
     # ---- moves between partitions -----------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class ItemHistory:
         check(place.attempts == was.attempts, f"{item.payload} has lost attempts on its way, or has more")
         check(place.expires_at == was.expires_at, f"{item.payload} expires at another time than before it was moved")
         check(place.enqueued_at == was.enqueued_at, f"{item.payload} was enqueued at another time than before it was moved")
-        due = place.due_at == was.due_at or (not place.due_at and was.due_at <= self.turn.now)
+        due = place.due_at == was.due_at or (not place.due_at and was.due_at <= self.cycle.now)
         check(due, f"{item.payload} is due at {place.due_at} and was at {was.due_at}, before it was moved")
         if item.payload in way.limits:
             self._limits[item.payload] = way.limits[item.payload]
@@ -273,14 +273,14 @@ class ItemHistory:
         self._steps["moved in"] += 1
 
     def _goes_over(self, item: Item, was: Place, number: int) -> None:
-        """Check an item that leaves for another partition, perhaps in the turn in which it left a lease or came."""
+        """Check an item that leaves for another partition, perhaps in the cycle in which it left a lease or came."""
         there, way = _place_beyond(self.new, number, item.payload), self.ways[number]
         check(bool(self.old.header.shut or self.new.header.shut), f"{item.payload} is moved out of a partition that takes items")
         check(there.expires_at == was.expires_at and there.first == was.first, f"{item.payload} has changed as it went")
         if was.kind == LEASED:
             self._comes_back(item, was, there)
         else:
-            due = there.due_at == was.due_at or (not there.due_at and was.due_at <= self.turn.now)
+            due = there.due_at == was.due_at or (not there.due_at and was.due_at <= self.cycle.now)
             check(due and there.attempts == was.attempts, f"{item.payload} has changed as it went")
         # Its new id was never leased, so no outcome is remembered for it.
         self.dispositions[there.offset] = {"settled", "not_leased"}
@@ -302,7 +302,7 @@ class ItemHistory:
             self._leaves_lease(item, was, number)
         else:
             offset = was.offset if number is None else self.new.leaving[number, item.payload].offset
-            expired = was.due_at <= self.turn.now and 0 < was.expires_at <= self.turn.now
+            expired = was.due_at <= self.cycle.now and 0 < was.expires_at <= self.cycle.now
             if number is not None and self.new.transfers[number].transfer == REDRIVEN:
                 asked = self.asks.targets.get((self.partition, offset), ())
                 check(way is not None and way.target in asked, f"{item.payload} goes to another queue without a cause")
@@ -310,7 +310,9 @@ class ItemHistory:
                 self._steps["expired in the line"] += 1
                 check((number is None) == (self.record.dead_queue is None), f"{item.payload} expired, to the wrong place")
             else:
-                cleared = self.asks.clears(scheduled=was.kind == DUE) or (was.due_at <= self.turn.now and self.asks.clears(scheduled=False))
+                cleared = self.asks.clears(scheduled=was.kind == DUE) or (
+                    was.due_at <= self.cycle.now and self.asks.clears(scheduled=False)
+                )
                 check(number is None and cleared, f"{item.payload} is lost")
                 self._steps["cleared"] += 1
             # Outcomes of ids that were never leased are not remembered one by one.
@@ -323,7 +325,7 @@ class ItemHistory:
         asked = {each.verdict for each in self.asks.of(self.partition, was.lease, was.offset)} if self.grace or not ran_out else set()
         counted = ran_out or "retry" in asked
         spent = counted and self._is_spent(was.attempts + 1)
-        stale = (counted or "release" in asked or self._may_be_given_back(was.lease)) and 0 < was.expires_at <= self.turn.now
+        stale = (counted or "release" in asked or self._may_be_given_back(was.lease)) and 0 < was.expires_at <= self.cycle.now
         dies = spent or stale or "dead" in asked
         if number is not None:
             transfer = self.new.transfers[number]
@@ -337,7 +339,7 @@ class ItemHistory:
         if dies and self.record.dead_queue is None:
             dispositions.add("dead")
         elif self.asks.clears(scheduled=False) or (counted and self.asks.clears(scheduled=True)):
-            # Offered again, or delayed by the back-off, and cleared in the same turn. A released item is never delayed.
+            # Offered again, or delayed by the back-off, and cleared in the same cycle. A released item is never delayed.
             again: set[IgnoredReason] = {"expired"} if ran_out else set()
             again |= {"retried"} if "retry" in asked else set()
             if self.asks.clears(scheduled=False) and ("release" in asked or (not ran_out and self._may_be_given_back(was.lease))):

@@ -100,7 +100,7 @@ class Network:
 
 
 def _is_transfer(request: Ask) -> bool:
-    """Transfers are exempt: they start in a turn, which a peer's request may have caused."""
+    """Transfers are exempt: they start in a cycle, which a peer's request may have caused."""
     asked = request.request
     return isinstance(asked, Produce) and asked.key is not None and (asked.key.group or "").startswith((TRANSFER_GROUP, MOVE_GROUP))
 

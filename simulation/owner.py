@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 from typing import NamedTuple, Protocol
 
-from simulation.item_history import Turn
+from simulation.item_history import Cycle
 from simulation.promises import InjectedMistakeError, check
 from simulation.store import Fence, Store
 from simulation.world import START, World
@@ -222,18 +222,18 @@ class Owner:
             machine.close(final=False)
         self.dirty = True
 
-    # ---- turns ------------------------------------------------------------------------------------------------
+    # ---- cycles ------------------------------------------------------------------------------------------------
 
-    def turn(self) -> None:
+    def cycle(self) -> None:
         self.dirty = False
         for machine in self.machines:
-            for effect in machine.turn(self.now()):
+            for effect in machine.cycle(self.now()):
                 self._carry_out(effect)
         times = [] if self.stopping else [at for machine in self.machines if (at := machine.wake_at()) is not None]
         self.wake = self.world.now + max(0, min(times) - self.now()) if times else None
         self._check_overdue()
         for machine in self.machines:
-            check(not machine.board.overlooked(), "a partition has changed, and no turn will look at it")
+            check(not machine.index.overlooked(), "a partition has changed, and no cycle will look at it")
             self._check_idle(machine)
             self._check_hung(machine)
         self._check_given_back()
@@ -243,7 +243,7 @@ class Owner:
     def _end(self) -> None:
         for machine in self.machines:
             machine.close(final=True)
-            for effect in machine.turn(self.now()):
+            for effect in machine.cycle(self.now()):
                 if isinstance(effect, Reply):
                     self._reply(effect)
         check(not self.waiting, "the owner stopped and left a request without an answer")
@@ -375,8 +375,8 @@ class Owner:
         world, store = self.world, self.queue.stores[effect.partition]
         luck, weather = world.random.random(), world.weather
         kind = ""
-        turn = Turn(self.now(), self.record)
-        flight = Flight(world, store, effect.changes, (self.grant, effect.opening), turn)
+        cycle = Cycle(self.now(), self.record)
+        flight = Flight(world, store, effect.changes, (self.grant, effect.opening), cycle)
         lands, syncs, answers = world.latency(), world.latency(), world.latency()
         if store.slow_until > world.now:
             lands += world.random.randint(0, store.slow)
@@ -400,7 +400,7 @@ class Owner:
             world.after(lands + syncs + answers, partial(self._committed, effect, flight, Outcome.DONE))
         world.note(self.queue.incarnation, "commit", effect.partition, flight.fence, "txn", effect.changes.txn, kind)
         if kind and self._compacts:
-            # Rows that this turn settles are open again if its commit does not land.
+            # Rows that this cycle settles are open again if its commit does not land.
             executor = self.executors[effect.partition]
             executor.compactions()
             self._begin_to_compact(executor)
@@ -509,8 +509,8 @@ class Owner:
 class Flight:
     """Commit in flight. A power loss takes what is not yet durable."""
 
-    def __init__(self, world: World, store: Store, changes: Changes, fence: Fence, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(self, world: World, store: Store, changes: Changes, fence: Fence, cycle: Cycle) -> None:
+        self.cycle = cycle
         self.world = world
         self.store = store
         self.changes = changes
@@ -521,7 +521,7 @@ class Flight:
 
     def write(self) -> None:
         if self.store.cuts == self._cuts:
-            self._written = self.store.write(self.changes, self.fence, self.turn)
+            self._written = self.store.write(self.changes, self.fence, self.cycle)
             self._shut_out = not self._written
             self.world.spring()
 

@@ -8,7 +8,7 @@ class BrokenPromiseError(Exception):
 
 
 class InjectedMistakeError(Exception):
-    """An injected fault in the middle of a turn, like a bug in the code."""
+    """An injected fault in the middle of a cycle, like a bug in the code."""
 
 
 def check(holds: bool, promise: str) -> None:

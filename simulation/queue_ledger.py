@@ -210,7 +210,7 @@ class Ledger:
         for name, reason in answer:
             offset = int(name.rpartition(".")[2])
             before = trail.before(offset)
-            # The same turn may have changed it once more.
+            # The same cycle may have changed it once more.
             then: set[IgnoredReason] = {"not_yours"} if before is not None and client_id not in (None, before) else set()
             allowed: set[IgnoredReason]
             if not 0 <= offset < scene.header.next:
@@ -218,7 +218,7 @@ class Ledger:
             elif offset in live and live[offset].kind == LEASED:
                 owner = trail.clients[live[offset].lease]
                 allowed = {"not_yours"} if client_id is not None and owner != client_id else set()
-                # Within a turn settles come before leases.
+                # Within a cycle settles come before leases.
                 allowed |= {"not_leased"} if live[offset].lease in trail.newest else set()
             elif offset in live:
                 allowed = {"not_leased"}
@@ -233,7 +233,7 @@ class Ledger:
             return
         trail = self.trails[held.partition]
         if reason == "not_yours" and held.number in trail.old.leases and client_id not in (None, held.client_id):
-            return  # the same turn has ended it
+            return  # the same cycle has ended it
         dispositions = trail.dispositions
         known = [dispositions.get(offset, set()) for offset in held.offsets]
         allowed: set[IgnoredReason] = {"completed", "settled"}

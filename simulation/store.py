@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from simulation.item_history import Turn
+from simulation.item_history import Cycle
 from simulation.promises import check
 from simulation.scene import Scene, scene_of
 from sluiceway.core.partition import queries
@@ -31,12 +31,12 @@ class Row(NamedTuple):
 
 class Written(NamedTuple):
     changes: Changes
-    turn: Turn | None
+    cycle: Cycle | None
 
 
 class Follower(Protocol):
-    def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
-        """A turn's changes became durable: the scene before and after."""
+    def follow(self, old: Scene, new: Scene, cycle: Cycle) -> None:
+        """A cycle's changes became durable: the scene before and after."""
         ...
 
 
@@ -80,12 +80,12 @@ class Store:
         """Load a partition from the durable state, with the code under test."""
         return queries.load(self.snapshot())
 
-    def write(self, changes: Changes, fence: Fence, turn: Turn | None = None) -> bool:
+    def write(self, changes: Changes, fence: Fence, cycle: Cycle | None = None) -> bool:
         """Write without syncing. False if the fence has moved on."""
         if fence != self.fence:
             return False
         self._sync()
-        self.written = Written(changes, turn)
+        self.written = Written(changes, cycle)
         return True
 
     def sync(self, changes: Changes) -> bool:
@@ -95,16 +95,16 @@ class Store:
     def _sync(self) -> bool:
         if self.written is None:
             return False
-        (changes, turn), self.written = self.written, None
+        (changes, cycle), self.written = self.written, None
         before = self.scene() if self.trail is not None else None
         self._land(changes)
-        if self.trail is not None and turn is not None and before is not None:
-            self.trail.follow(before, self.scene(), turn)
+        if self.trail is not None and cycle is not None and before is not None:
+            self.trail.follow(before, self.scene(), cycle)
         return True
 
-    def apply(self, changes: Changes, fence: Fence, turn: Turn | None = None) -> bool:
+    def apply(self, changes: Changes, fence: Fence, cycle: Cycle | None = None) -> bool:
         """Write and sync. False if the fence has moved on."""
-        return self.write(changes, fence, turn) and self.sync(changes)
+        return self.write(changes, fence, cycle) and self.sync(changes)
 
     def _land(self, changes: Changes) -> None:
         check(changes.txn == self.txn + 1, "a change set does not follow the last")

@@ -19,7 +19,7 @@ START: Millis = 1_000_000_000_000
 MAX_JUMP = 30_000
 """Maximum distance, in milliseconds, to which a fault sets the wall clock ahead of or behind true time."""
 
-MAX_TURNS_AT_ONCE = 1_000
+MAX_CYCLES_AT_ONCE = 1_000
 
 
 @dataclass
@@ -98,14 +98,14 @@ def _text(part: object) -> str:
 
 
 class Actor(Protocol):
-    """Takes a turn after events, and at its own wake-up time."""
+    """Takes a cycle after events, and at its own wake-up time."""
 
     dirty: bool
-    """Whether anything has happened to it since its last turn."""
+    """Whether anything has happened to it since its last cycle."""
     wake: Millis | None
     """Time of its next timer, in true milliseconds. None without one."""
 
-    def turn(self) -> None: ...
+    def cycle(self) -> None: ...
 
 
 class World:
@@ -122,11 +122,11 @@ class World:
         self.ambush: list[Callable[[], None]] = []
         """Faults that strike at the next moment in which a commit is written but neither durable nor answered."""
         self.happened = 0
-        """Events so far: heap events, and turns caused by an actor's timer."""
+        """Events so far: heap events, and cycles caused by an actor's timer."""
         self._events: list[tuple[Millis, int, Callable[[], None]]] = []
         self._count = 0
-        self._turns_now = 0
-        # The driver batches requests of one moment into a turn. Commits that end together may each get a turn.
+        self._cycles_now = 0
+        # The driver batches requests of one moment into a cycle. Commits that end together may each get a cycle.
         self._eager = self.random.random() < 0.3
         self.note(self.weather)
 
@@ -158,7 +158,7 @@ class World:
     # ---- passage of time --------------------------------------------------------------------------------------
 
     def run(self, until: Millis) -> None:
-        """Run all events due until `until`. Every moment with an event ends with the turns of the actors that it affected."""
+        """Run all events due until `until`. Every moment with an event ends with the cycles of the actors that it affected."""
         while True:
             moment = self._next_moment()
             if moment > until:
@@ -169,8 +169,8 @@ class World:
                 heapq.heappop(self._events)[2]()
                 self.happened += 1
                 if self._eager:
-                    self._turns()
-            self._turns()
+                    self._cycles()
+            self._cycles()
 
     def _next_moment(self) -> Millis:
         moment = self._events[0][0] if self._events else self.now + 10**12
@@ -182,14 +182,14 @@ class World:
         return max(self.now, moment)
 
     def _pass_to(self, moment: Millis) -> None:
-        self._turns_now = self._turns_now + 1 if moment == self.now else 0
-        check(self._turns_now < MAX_TURNS_AT_ONCE, "a queue turns without end")
+        self._cycles_now = self._cycles_now + 1 if moment == self.now else 0
+        check(self._cycles_now < MAX_CYCLES_AT_ONCE, "a queue cycles without end")
         self.now = moment
 
-    def _turns(self) -> None:
+    def _cycles(self) -> None:
         for actor in self.actors:
             if actor.dirty:
-                actor.turn()
+                actor.cycle()
             elif actor.wake is not None and actor.wake <= self.now:
                 self.happened += 1
-                actor.turn()
+                actor.cycle()

@@ -476,7 +476,7 @@ def test_spark_run(shell: Shell, tmp_path: Path) -> None:
 
 
 CLUSTERS = {"instance update"}
-"""That it is refused by a server that is alone is tested above; what it does in a cluster, by its call, in tests/cluster/test_cluster_times.py."""
+"""That it is refused by a server that is alone is tested above; what it does in a cluster, in tests/cluster/test_cluster_times.py."""
 
 
 def test_every_command_has_a_test() -> None:

@@ -316,7 +316,7 @@ def test_a_time_that_the_server_would_refuse_is_refused_where_it_is_said(after: 
 )
 def test_an_option_out_of_range_is_named(prefetch: int, lease_timeout: str, field: str) -> None:
     with pytest.raises(SluicewayError) as raised:
-        consumer_common.keeper(prefetch, lease_timeout, "20ms", 30.0)
+        consumer_common.new_lease_manager(prefetch, lease_timeout, "20ms", 30.0)
     assert raised.value.field == field
 
 

@@ -84,15 +84,15 @@ class Rig:
         self.commit_count = 0
         if max_attempts or keeps_dead:
             self.configure(max_attempts=max_attempts, dead_queue="dead" if keeps_dead else None)
-        self.turn()
+        self.cycle()
         if opened:
             for number in numbers:
                 self.open(number)
 
     # ---- what happens -----------------------------------------------------------------------------------------
 
-    def turn(self) -> None:
-        for effect in self.queue.turn(self.now):
+    def cycle(self) -> None:
+        for effect in self.queue.cycle(self.now):
             if isinstance(effect, Reply):
                 assert effect.ticket not in self.answers, "two answers"
                 self.answers[effect.ticket] = effect.result
@@ -107,7 +107,7 @@ class Rig:
             else:
                 assert isinstance(effect, Fault)
                 self.faults.append(effect)
-        assert not self.queue.board.overlooked()
+        assert not self.queue.index.overlooked()
 
     def wait(self, millis: Millis) -> None:
         """Let time pass, with a turn whenever the queue asks for one."""
@@ -116,17 +116,17 @@ class Rig:
             wake = self.queue.wake_at()
             if wake is None or wake > until:
                 self.now = until
-                self.turn()
+                self.cycle()
                 return
             self.now = max(self.now, wake)
-            self.turn()
+            self.cycle()
         raise AssertionError("the queue turns without end")
 
     def configure(self, **settings: Any) -> None:
         """The queue's settings are now these, and the defaults."""
         record = QueueRecord("q", "q", START, START, (), lease_timeout=LEASE_TIMEOUT)
         self.queue.configure(msgspec.structs.replace(record, **settings))
-        self.turn()
+        self.cycle()
 
     def open(self, number: int, error: Exception | None = None, *, final: bool = False) -> None:
         """End the opening that waits."""
@@ -134,7 +134,7 @@ class Rig:
         store = self.stores[number]
         store.fence = (1, effect.opening)
         self.queue.opened(number, effect.opening, error or store.load(), self.now, final)
-        self.turn()
+        self.cycle()
 
     def land(self, number: int) -> None:
         """The commit becomes durable, and nobody has heard of it yet."""
@@ -147,7 +147,7 @@ class Rig:
             self.land(number)
         effect = self.commits.pop(number)
         self.queue.committed(number, effect.opening, outcome, self.now, at_once=at_once)
-        self.turn()
+        self.cycle()
 
     def end_all(self) -> None:
         while self.commits:
@@ -157,7 +157,7 @@ class Rig:
 
     def ask(self, request: Request) -> Ticket:
         ticket = self.submit(request)
-        self.turn()
+        self.cycle()
         return ticket
 
     def submit(self, request: Request) -> Ticket:
@@ -169,7 +169,7 @@ class Rig:
         """Put ready items into that very partition, durably."""
         ticket = Ticket(produce(count), self.now + 1_000)
         self.queue.executors[partition].put(ticket, produce(count))
-        self.turn()
+        self.cycle()
         self.end_all()
         assert self.produced(ticket).partition == partition
 

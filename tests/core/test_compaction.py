@@ -175,7 +175,7 @@ async def test_an_item_that_comes_back_after_a_compaction_is_itself(tmp_path: Pa
         executor = driver._queue.executors[0]
         [number] = executor.partition.leases
         driver._queue.give_back(0, number)
-        driver._turn()
+        driver._cycle()
         again = await lease(service, "q", 10, 10_000)
         assert payloads(again.batches) == [f"{offset} {PAYLOAD}"]
         assert (await settle(service, "q", again)).completed == 1

@@ -206,14 +206,14 @@ class Moving:
         self.at, self.now = 0, 1_000_000
         self.flying: Commit | None = None
         self.share.gain(0)
-        self.turn()
+        self.cycle()
 
     @property
     def share(self) -> OwnedQueue:
         return self.shares[self.at]
 
-    def turn(self) -> None:
-        self.carry_out(self.share.turn(self.now))
+    def cycle(self) -> None:
+        self.carry_out(self.share.cycle(self.now))
 
     def carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -222,13 +222,13 @@ class Moving:
                 loaded.txn, loaded.header.produced = self.txn, self.produced
                 loaded.header.next = loaded.header.head = self.produced
                 self.share.opened(0, effect.opening, loaded, self.now)
-                self.turn()
+                self.cycle()
             elif isinstance(effect, Commit):
                 self.flying = effect
 
     def produce(self) -> None:
         self.share.submit(Ticket(Produce(batch_from_rows([{"payload": b"a"}]), 1_000_000), self.now + 1_000_000))
-        self.turn()
+        self.cycle()
 
     def land(self, outcome: Outcome, *, landed: bool) -> None:
         commit, self.flying = self.flying, None
@@ -238,14 +238,14 @@ class Moving:
         self.share.committed(0, commit.opening, outcome, self.now)
         # It is opened again after a while.
         self.now += 2_000
-        self.turn()
+        self.cycle()
 
     def move(self) -> None:
         assert self.share.lose(0)
-        self.turn()
+        self.cycle()
         self.at = 1 - self.at
         self.share.gain(0)
-        self.turn()
+        self.cycle()
 
 
 steps = st.lists(st.sampled_from(("done", "refused", "landed", "lost", "move", "look")), max_size=30)

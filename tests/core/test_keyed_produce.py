@@ -62,7 +62,7 @@ def test_the_intents_of_a_turn_share_a_commit_of_their_home() -> None:
     rig = filled(100, 0)
     tickets = [rig.submit(produce(key=key)) for key in keys_of(0, 2, 10)]
     before = rig.commit_count
-    rig.turn()
+    rig.cycle()
     rig.end(0)
     rig.end(1)
     assert rig.commit_count == before + 2
@@ -72,7 +72,7 @@ def test_the_intents_of_a_turn_share_a_commit_of_their_home() -> None:
 def test_what_is_intended_for_a_partition_counts_there() -> None:
     rig = filled(100, 0, 0)
     tickets = [rig.submit(produce(20, key=key)) for key in keys_of(0, 3, 4)]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert Counter(rig.produced(ticket).partition for ticket in tickets) == {1: 2, 2: 2}
     assert [executor.coming for executor in rig.queue.executors.values()] == [0, 0, 0]
@@ -87,7 +87,7 @@ def test_a_repetition_is_answered_by_the_target(again: str) -> None:
     if again != "at once":
         for number in (0, 1) if "both" in again else (0,):
             rig.queue.retry_now([number], rig.now, anew=True)
-            rig.turn()
+            rig.cycle()
             rig.open(number)
     second = rig.ask(produce(3, key=HOME_OF_2[0]))
     rig.wait(0)
@@ -178,7 +178,7 @@ def test_an_intent_whose_target_is_shut_goes_elsewhere_after_it_has_refused() ->
     rig.wait(1_000)
     assert rig.code(first) == "outcome_unknown"
     rig.queue.retry_now([0], rig.now, anew=True)
-    rig.turn()
+    rig.cycle()
     rig.open(0)
     rig.open(1)
     rig.queue.executors[1].partition.header.shut = 1
@@ -222,7 +222,7 @@ def test_an_intent_in_a_home_that_hangs_is_given_up_if_its_key_can_be_replaced()
     rig = filled(100, 0)
     (generated,) = keys_of(0, 2, 1, GENERATED_KEY)
     quick, patient = rig.submit(produce(key=generated)), rig.submit(produce(key=HOME_OF_2[1]))
-    rig.turn()
+    rig.cycle()
     rig.wait(DEGRADED[0] + 1)
     assert rig.code(quick) == "unavailable"
     assert patient not in rig.answers

@@ -84,7 +84,7 @@ def test_another_partition_that_is_not_open_does_not_matter_to_its_key() -> None
     rig = Rig(2)
     rig.fill(0, 2)
     rig.queue.retry_now([1], rig.now, anew=True)
-    rig.turn()
+    rig.cycle()
     anywhere = rig.ask(lease(1, key="k"))
     rig.end_all()
     assert rig.code(anywhere) == "unavailable"
@@ -118,7 +118,7 @@ def test_who_asks_a_partition_that_is_damaged_is_told_so() -> None:
     rig.end_all()
     for number in (0, 1):
         rig.queue.stop_executor(number, "no checksum", rig.now)
-    rig.turn()
+    rig.cycle()
     assert rig.code(waiting) == "partition_damaged"
     for fields in ({}, {"key": "k"}, {"timeout": 5_000}):
         assert rig.code(rig.ask(of(0, **fields))) == "partition_damaged"

@@ -181,7 +181,7 @@ def test_answers_of_an_earlier_opening_are_not_heard() -> None:
     second = rig.opens[0].opening
     assert second > first > stale.opening - 1
     rig.queue.opened(0, first, rig.stores[0].load(), rig.now)
-    rig.turn()
+    rig.cycle()
     assert not rig.commits
     assert not rig.answers
 
@@ -238,7 +238,7 @@ def test_repetitions_in_one_turn_add_nothing() -> None:
     rig = Rig(2)
     tickets = [rig.submit(produce(2, key=KEY)) for _ in range(3)]
     conflict = rig.submit(produce(2, key=KEY, text="other"))
-    rig.turn()
+    rig.cycle()
     assert not rig.answers, "the conflict depends on the commit, too"
     rig.end(HOME_OF_K)
     assert [rig.produced(ticket).deduplicated for ticket in tickets] == [False, True, True]
@@ -323,7 +323,7 @@ def test_a_lease_is_closed_once() -> None:
     rig.end(0)
     close = Settle({0: [Selection(Disposition("done"), lease=number)]}, 1_000)
     first, second = rig.submit(close), rig.submit(close)
-    rig.turn()
+    rig.cycle()
     rig.end(0)
     assert (rig.settled(first).completed, rig.settled(first).retried) == (2, 1)
     assert rig.settled(second).ignored == [(f"q.0.L{number}", "completed")]
@@ -388,13 +388,13 @@ def test_close_answers_what_waits_and_at_last_what_is_in_flight() -> None:
     flying, behind = rig.ask(produce()), rig.ask(settle({0: [0]}))
     waits = [rig.ask(lease(timeout=9_000)), rig.ask(lease(timeout=9_000, key="k")), rig.ask(produce(key=ProduceKey("key-4")))]
     rig.queue.close(final=False)
-    rig.turn()
+    rig.cycle()
     assert rig.grants(waits[0]) == []
     assert [rig.code(ticket) for ticket in waits[1:]] == ["unavailable"] * 2
     assert not rig.answers.keys() & {flying, behind}
     rig.end(0, UNKNOWN)
     rig.queue.close(final=True)
-    rig.turn()
+    rig.cycle()
     assert rig.code(flying) == "outcome_unknown"
     assert rig.code(behind) == "unavailable"
 
@@ -406,7 +406,7 @@ def test_a_stopped_partition_takes_nothing_and_the_others_go_on() -> None:
     rig.end(1)
     behind = rig.ask(settle({0: [0]}))
     rig.queue.stop_executor(0, "blob 7 is damaged", rig.now)
-    rig.turn()
+    rig.cycle()
     ticket = rig.ask(settle({0: [0]}))
     assert rig.code(ticket) == "partition_damaged"
     produced = rig.ask(produce())
@@ -448,7 +448,7 @@ def test_transfers_of_a_partition_go_one_by_one_in_order() -> None:
     assert [len(effect.slices) for effect in rig.transfers] == [1]
     first = rig.transfers[0]
     rig.queue.transferred(0, first.number, TransferEnd(done=True), rig.now)
-    rig.turn()
+    rig.cycle()
     assert len(rig.transfers) == 1, "the second must not pass the first in the store"
     rig.end(0)
     assert [effect.slices[0].offsets.tolist() for effect in rig.transfers] == [[2], [0]]
@@ -478,7 +478,7 @@ def test_a_transfer_is_begun_again_when_its_partition_is_opened_again() -> None:
     # Both end well; the second has nothing left to do.
     for _ in range(2):
         rig.queue.transferred(0, first, TransferEnd(done=True), rig.now)
-        rig.turn()
+        rig.cycle()
         rig.end_all()
     assert not rig.stores[0].look().transfers
     assert len(rig.transfers) == 2

@@ -46,7 +46,7 @@ def test_a_client_that_goes_away_gives_back_what_is_durable_already_while_anothe
     gone = rig.ask(lease(4, 1_000, most=2))
     rig.end(0)
     rig.queue.cancel(gone)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert [rig.durable(number) for number in (0, 1)] == [(2, 0, 0), (2, 0, 0)]
 
@@ -57,7 +57,7 @@ def test_a_client_with_a_lease_key_finds_its_leases_when_it_comes_again() -> Non
     gone = rig.ask(request)
     rig.end(0)
     rig.queue.cancel(gone)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     again = rig.ask(request)
     assert [(info.partition, info.items) for info in rig.grants(again)] == [(0, 2), (1, 2)]
@@ -69,7 +69,7 @@ def test_a_client_that_was_answered_keeps_its_leases_though_it_hangs_up() -> Non
     rig.end_all()
     assert rig.grants(told)
     rig.queue.cancel(told)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert rig.durable(0) == (0, 3, 0)
 
@@ -88,11 +88,11 @@ def test_the_driver_gives_back_a_lease_that_it_could_not_deliver() -> None:
     info = rig.take(0, 3)
     rig.queue.give_back(0, info.number)
     rig.queue.give_back(0, 99)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert rig.durable(0) == (3, 0, 0)
     rig.queue.give_back(0, info.number)
-    rig.turn()
+    rig.cycle()
     assert not rig.commits, "it is over"
 
 
@@ -132,7 +132,7 @@ def test_clear_drops_what_waits_in_every_partition_and_leaves_what_is_leased(
     for number in range(2):
         rig.fill(number, 3)
         rig.queue.executors[number].put(Ticket(produce(), rig.now), produce(4, due=rig.now + 5_000))
-        rig.turn()
+        rig.cycle()
         rig.end_all()
     ticket = rig.ask(Clear(1_000, ready, scheduled))
     assert ticket not in rig.answers
@@ -145,7 +145,7 @@ def test_clear_drops_what_waits_in_every_partition_and_leaves_what_is_leased(
 def test_clear_with_a_partition_down_clears_the_others_and_is_told_to_be_repeated() -> None:
     rig = filled(2, 3, 4)
     rig.queue.executors[1].put(Ticket(produce(), rig.now + 1_000), produce())
-    rig.turn()
+    rig.cycle()
     rig.end(1, Outcome.REFUSED)
     rig.end_all()
     ticket = rig.ask(Clear(1_000))
@@ -180,7 +180,7 @@ def test_ready_items_that_are_taken_out_are_durably_on_their_way_and_then_gone()
     assert [offset for piece in transfer.slices for offset in piece.offsets.tolist()] == [1, 2, 4]
     assert rig.queue.stats().partitions[1].transferring == 3
     rig.queue.transferred(1, transfer.number, TransferEnd(done=True), rig.now)
-    rig.turn()
+    rig.cycle()
     rig.end(1)
     stats = rig.queue.stats().partitions[1]
     assert (stats.redriven, stats.transferring, stats.ready, stats.dead) == (3, 0, 3, 0)
@@ -207,7 +207,7 @@ def test_a_redrive_that_failed_is_tried_again_and_one_that_has_nowhere_to_go_com
     rig.wait(TRANSFER_RETRY)
     assert [(effect.number, effect.target) for effect in rig.transfers] == [(first.number, "orders")] * 2
     rig.queue.transferred(0, first.number, TransferEnd(nowhere=True), rig.now)
-    rig.turn()
+    rig.cycle()
     rig.end(0)
     assert rig.durable(0) == (3, 0, 0)
     assert len(rig.transfers) == 2

@@ -95,7 +95,7 @@ def heavy(payload: int, counts: list[int]) -> Rig:
     for number, count in enumerate(counts):
         request = Produce(batch_from_rows([{"payload": b"x" * payload}] * count), 1_000)
         rig.queue.executors[number].put(Ticket(request, rig.now + 1_000), request)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     return rig
 
@@ -104,7 +104,7 @@ def ask(rig: Rig, count: int, most: int) -> list[tuple[int, int]]:
     request = lease(count, most=most)
     ticket = Ticket(request, rig.now, room=ROOM)
     rig.queue.submit(ticket)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     return sorted((info.partition, info.items) for info in rig.grants(ticket))
 
@@ -208,7 +208,7 @@ def test_of_clients_that_come_and_go_the_last_are_remembered(monkeypatch: pytest
         for client in (f"client-{n}", "stays"):
             rig.ask(lease(1, client=client))
             rig.end_all()
-    assert list(rig.queue.board._served) == ["client-18", "client-19", "stays"]
+    assert list(rig.queue.index._served) == ["client-18", "client-19", "stays"]
 
 
 def test_a_lease_takes_no_more_partitions_than_it_needs() -> None:

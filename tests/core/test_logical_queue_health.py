@@ -17,13 +17,13 @@ KEY = ProduceKey("key-0")
 def commit(rig: Rig, number: int, took: int) -> None:
     """Let that partition commit one item, in so many milliseconds."""
     rig.queue.executors[number].put(Ticket(produce(), rig.now + 100_000), produce())
-    rig.turn()
+    rig.cycle()
     rig.now += took
     rig.end(number)
 
 
 def degraded(rig: Rig) -> list[bool]:
-    rig.turn()
+    rig.cycle()
     return [each.degraded for each in rig.queue.stats().partitions]
 
 
@@ -52,7 +52,7 @@ def test_a_slow_partition_is_given_one_produce_now_and_then_to_see() -> None:
     rig = with_a_slow_one()
     rig.wait(PROBE_EVERY)
     tickets = [rig.submit(produce()) for _ in range(4)]
-    rig.turn()
+    rig.cycle()
     assert [where(rig, ticket) for ticket in tickets] == [0, 1, 1, 1]
     rig.wait(PROBE_EVERY - 1)
     assert where(rig, rig.ask(produce())) == 1
@@ -198,5 +198,5 @@ def test_a_partition_is_opened_at_once_when_what_kept_it_from_opening_is_over() 
     rig.open(0, SluicewayError("unavailable", "no disk"))
     assert not rig.opens
     rig.queue.retry_now([0, 1], rig.now)
-    rig.turn()
+    rig.cycle()
     assert list(rig.opens) == [0], "the other is open"

@@ -75,7 +75,7 @@ def test_a_produce_into_one_partition_is_not_taken_from_it_because_it_hangs() ->
 
 def reload(rig: Rig) -> None:
     rig.queue.retry_now(rig.queue.executors, rig.now, anew=True)
-    rig.turn()
+    rig.cycle()
 
 
 def test_a_partition_is_loaded_again_with_a_higher_fence() -> None:

@@ -32,7 +32,7 @@ def test_a_lease_takes_of_each_partition_what_lies_before_an_offset() -> None:
     rig.fill(1, 5)
     again = rig.submit(Lease("me", 100, max_partitions=3, before={0: 3, 2: 5}))
     other = rig.submit(Lease("other", 100, max_partitions=3))
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     # It is answered at once, and takes nothing from others.
     assert rig.grants(again) == []
@@ -82,7 +82,7 @@ def test_who_was_never_served_comes_where_nobody_was_and_most_waits() -> None:
 def shared(rig: Rig, *wants: int) -> list[list[tuple[int, int]]]:
     """What waiters of one turn get, each (partition, items)."""
     tickets = [rig.submit(lease(count)) for count in wants]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     return [[(info.partition, info.items) for info in rig.grants(ticket)] for ticket in tickets]
 
@@ -326,7 +326,7 @@ def test_a_repeated_key_waits_for_the_first_call_in_flight() -> None:
 def test_two_calls_of_one_key_in_one_turn_take_once() -> None:
     rig = filled(4, 4)
     tickets = [rig.submit(lease(2, 1_000, key="k")) for _ in range(2)]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert rig.grants(tickets[0]) == rig.grants(tickets[1])
     assert rig.durable(0)[1] + rig.durable(1)[1] == 2
@@ -397,7 +397,7 @@ def test_a_repeated_key_is_answered_though_its_partitions_are_never_idle_at_one_
     first = rig.ask(request)
     rig.end_all()
     keep_busy(rig)
-    rig.turn()
+    rig.cycle()
     again = rig.ask(request)
     for number in (0, 1, 0, 1):
         # Each has its next commit before the other's is over.
@@ -431,7 +431,7 @@ def test_while_a_partition_is_away_a_new_key_is_served_from_the_others() -> None
     rig.end_all()
     assert rig.grants(first)[0].partition == 0
     rig.queue.executors[0].put(Ticket(produce(), rig.now + 1_000), produce())
-    rig.turn()
+    rig.cycle()
     away(rig, 0)
     new = rig.ask(lease(2, key="new", most=2))
     rig.end_all()
@@ -498,7 +498,7 @@ def test_a_partition_that_is_loaded_anew_as_another_may_have_written_it_may_hold
 def test_who_waits_behind_a_key_that_cannot_be_served_is_served() -> None:
     rig = filled(0, 1)
     rig.queue.retry_now([0], rig.now, anew=True)
-    rig.turn()
+    rig.cycle()
     blocked = rig.ask(lease(1, 5_000, key="k"))
     behind = rig.ask(lease(1, 5_000))
     rig.end(1)

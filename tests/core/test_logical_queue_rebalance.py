@@ -153,7 +153,7 @@ def test_a_produce_that_meets_a_shut_partition_goes_elsewhere_at_once() -> None:
     rig.queue.executors[0].put(ticket, produce())
     rig.end(0)
     assert rig.queue.wake_at() == rig.now
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert rig.answers[shutting] == Shutted("read_only", ready=1)
     assert rig.produced(ticket).partition == 1
@@ -176,7 +176,7 @@ def test_a_partition_stays_shut_for_an_owner_that_knows_nothing_of_it() -> None:
     shut(rig, 0, "read_only")
     rig.end_all()
     rig.queue.retry_now([0], rig.now, anew=True)
-    rig.turn()
+    rig.cycle()
     rig.open(0)
     ticket = rig.ask(produce())
     rig.end_all()
@@ -316,7 +316,7 @@ def test_a_move_begins_with_what_its_items_have_behind_them() -> None:
     assert answer(rig, rig.ask(MoveOut(0, 1, 10, 0, TIMEOUT))) == TransferBegun(0, 0, 0)
     assert answer(rig, shut(rig, 0, "sealed")) == Shutted("open", leased=2, transferring=2, moving=2)
     rig.queue.transferred(0, 2, TransferEnd(done=True), rig.now)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     stats = rig.queue.stats().partitions[0]
     assert (stats.moved, stats.transferring, stats.dead, stats.redriven) == (2, 0, 0, 0)

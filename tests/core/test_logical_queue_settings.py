@@ -54,7 +54,7 @@ def test_what_is_leased_can_be_settled_and_extended_while_all_is_paused() -> Non
     rig.configure(paused=("produce", "lease"))
     tickets = [rig.submit(settle({0: [n]}, disposition)) for n, disposition in enumerate([Disposition("done"), RETRY, RELEASE])]
     extended = rig.submit(Extend([(0, number)], 1_000, 90_000))
-    rig.turn()
+    rig.cycle()
     rig.end(0)
     assert [rig.settled(ticket).total for ticket in tickets] == [1, 1, 1]
     answer = rig.answers[extended]

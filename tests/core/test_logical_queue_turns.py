@@ -21,7 +21,7 @@ def test_produces_of_one_turn_share_transactions_and_the_next_ones_others() -> N
     rig = Rig(4)
     for chosen in ([0, 1], [2, 3], [0, 1]):
         tickets = [rig.submit(produce()) for _ in range(8)]
-        rig.turn()
+        rig.cycle()
         assert list(rig.commits) == chosen, "one that hangs has not got them all"
         rig.end_all()
         assert [rig.produced(ticket).partition for ticket in tickets] == [chosen[0]] * 4 + [chosen[1]] * 4
@@ -33,7 +33,7 @@ def test_idle_consumers_do_not_count_as_requests_under_way() -> None:
     rig.queue.paused = frozenset(("lease",))
     for _ in range(8):
         rig.submit(produce())
-    rig.turn()
+    rig.cycle()
     assert list(rig.commits) == [0, 1]
     assert not rig.answers.keys() & set(waiters)
 
@@ -52,7 +52,7 @@ def test_large_produces_of_one_turn_are_divided() -> None:
     rig = Rig(3)
     size = BLOB_BYTES // 2 - 100
     tickets = [rig.submit(Produce(batch_from_rows([{"payload": bytes(size)}]), 5_000)) for _ in range(6)]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert [rig.produced(ticket).partition for ticket in tickets] == [0, 0, 1, 1, 2, 2]
 
@@ -61,7 +61,7 @@ def test_large_produces_of_one_turn_are_divided() -> None:
 def test_a_partition_that_hangs_has_not_got_most_of_what_is_under_way(calls: int, most: int) -> None:
     rig = Rig(4)
     tickets = [rig.submit(produce()) for _ in range(calls)]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     counts = Counter(rig.produced(ticket).partition for ticket in tickets)
     assert max(counts.values()) == most
@@ -74,7 +74,7 @@ def test_a_partition_that_hangs_has_not_got_most_of_the_consumers(consumers: int
         rig.ask(produce(100))
         rig.end_all()
     tickets = [rig.submit(lease()) for _ in range(consumers)]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     counts = Counter(rig.grants(ticket)[0].partition for ticket in tickets)
     assert max(counts.values()) == most
@@ -93,7 +93,7 @@ def test_where_a_commit_that_hangs_holds_up_everything_all_share_one(calls: int)
     rig = at_once(Rig(4))
     for ask in (produce, lease):
         tickets = [rig.submit(ask()) for _ in range(calls)]
-        rig.turn()
+        rig.cycle()
         (number,) = rig.commits
         rig.end(number, at_once=True)
         assert all(ticket in rig.answers for ticket in tickets)
@@ -102,7 +102,7 @@ def test_where_a_commit_that_hangs_holds_up_everything_all_share_one(calls: int)
 def test_and_no_more_than_that() -> None:
     rig = at_once(Rig(4))
     tickets = [rig.submit(lease(1)) for _ in range(90)]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert sorted(Counter(rig.grants(ticket)[0].partition for ticket in tickets).values()) == [26, 64]
 
@@ -131,7 +131,7 @@ def test_a_slow_partition_serves_one_consumer_of_a_turn() -> None:
     rig.queue.executors[2].commit_time = 1_000
     rig.queue.executors[2].touch()
     tickets = [rig.submit(lease()) for _ in range(12)]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert sorted(Counter(rig.grants(ticket)[0].partition for ticket in tickets).items())[2] == (2, 1)
 
@@ -140,7 +140,7 @@ def in_flight(rig: Rig, waited: int = 0) -> Rig:
     """Five calls are being written, in two partitions, and another comes so many milliseconds later."""
     for _ in range(5):
         rig.submit(produce())
-    rig.turn()
+    rig.cycle()
     assert list(rig.commits) == [0, 1]
     rig.now += waited
     rig.ask(produce())
@@ -176,7 +176,7 @@ def test_a_produce_does_not_wait_for_a_partition_that_is_much_slower(takes: int,
 def two_more(rig: Rig) -> None:
     for _ in range(2):
         rig.submit(produce())
-    rig.turn()
+    rig.cycle()
 
 
 def test_of_two_calls_neither_waits_for_the_other() -> None:
@@ -190,7 +190,7 @@ def test_partitions_take_turns_also_if_none_ever_has_much(monkeypatch: pytest.Mo
     monkeypatch.setattr(logical_queue, "STAYS", 3)
     rig = Rig(4)
     tickets = [rig.submit(produce()) for _ in range(8)]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert [rig.produced(ticket).partition for ticket in tickets] == [0, 0, 0, 1, 1, 1, 2, 2]
 
@@ -199,12 +199,12 @@ def test_a_slow_partition_that_was_stopped_is_not_slow_any_more() -> None:
     rig = Rig(2)
     rig.queue.executors[0].commit_time = 1_000
     rig.queue.executors[0].touch()
-    rig.turn()
+    rig.cycle()
     slow = [rig.queue.executors[0].degraded]
     rig.queue.stop_executor(0, "damaged", rig.now)
-    rig.turn()
+    rig.cycle()
     assert [*slow, rig.queue.executors[0].degraded] == [True, False]
-    assert not rig.queue.board.may_be_slow(rig.now)
+    assert not rig.queue.index.may_be_slow(rig.now)
 
 
 @pytest.mark.parametrize(("slack", "commits"), [(3, [0, 1]), (5, [0])])
@@ -221,10 +221,10 @@ def test_a_produce_waits_for_no_partition_that_has_much_more_than_another(
 def test_what_is_leased_in_one_turn_is_completed_in_as_few_transactions() -> None:
     rig = Rig(4)
     producers = [rig.submit(produce()) for _ in range(8)]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     consumers = [rig.submit(lease()) for _ in producers]
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     places = [
         (partition, offset) for ticket in consumers for partition in [rig.grants(ticket)[0].partition] for offset in rig.offsets(ticket)
@@ -232,7 +232,7 @@ def test_what_is_leased_in_one_turn_is_completed_in_as_few_transactions() -> Non
     assert len(set(places)) == 8
     for partition, offset in places:
         rig.submit(settle({partition: [offset]}))
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert rig.commit_count == 6, "two for each step"
     assert all(rig.durable(number) == (0, 0, 0) for number in range(4))
@@ -269,7 +269,7 @@ def cycle(rig: Rig) -> None:
 def test_a_cycle_looks_at_the_partition_that_it_is_in_alone(looked_at: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(200)
     rig.wait(1)
-    monkeypatch.setattr(rig.queue.board, "overlooked", list)  # It looks at all of them, for the rig.
+    monkeypatch.setattr(rig.queue.index, "overlooked", list)  # It looks at all of them, for the rig.
     looked_at.clear()
     for number in range(3):
         cycle(rig)
@@ -282,7 +282,7 @@ def test_timers_of_idle_partitions_run(looked_at: list[int], monkeypatch: pytest
     rig = Rig(100)
     rig.take(5, 2, lease_timeout=1_000)
     rig.take(70, 3, lease_timeout=2_000)
-    monkeypatch.setattr(rig.queue.board, "overlooked", list)
+    monkeypatch.setattr(rig.queue.index, "overlooked", list)
     looked_at.clear()
     assert rig.queue.wake_at() == START + 1_000
     rig.wait(1_000)
@@ -303,14 +303,14 @@ def test_what_is_filed_follows_partitions_that_fail_come_and_go() -> None:
     rig.end_all()
     rig.ask(settle({0: [0]}, Disposition("retry", retry_after=500)))
     rig.end(0, Outcome.UNKNOWN)
-    assert not rig.queue.board.overlooked()
+    assert not rig.queue.index.overlooked()
     assert rig.opens
     rig.open(0)
     rig.end_all()
     rig.queue.stop_executor(1, "damaged", rig.now)
-    rig.turn()
-    assert [executor.number for executor in rig.queue.board.closed()] == [1]
-    assert rig.queue.board.working == 2
+    rig.cycle()
+    assert [executor.number for executor in rig.queue.index.closed()] == [1]
+    assert rig.queue.index.working == 2
     rig.wait(70_000)
     rig.end_all()
     assert rig.grants(ticket)[0].items == 3
@@ -321,7 +321,7 @@ def test_a_partition_that_changes_without_a_word_is_noticed() -> None:
     rig = Rig(2)
     rig.queue.executors[1].retry_at = 5
     rig.queue.executors[1].commit_time = 1_000
-    assert rig.queue.board.overlooked() == [1]
+    assert rig.queue.index.overlooked() == [1]
 
 
 def test_a_waiting_lease_with_a_key_or_over_its_time_is_found_among_many() -> None:

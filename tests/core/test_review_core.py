@@ -237,12 +237,12 @@ def test_keys_that_hold_no_lease_are_not_looked_up(monkeypatch: pytest.MonkeyPat
     waiting = [rig.submit(lease(1, HOUR, key=f"{n}")) for n in range(1_000)]
     again = rig.submit(lease(1, HOUR, key="held"))
     looked.clear()
-    rig.turn()
+    rig.cycle()
     assert looked == [again]
     assert rig.grants(again) == rig.grants(held)
     looked.clear()
     rig.queue.executors[0].put(Ticket(produce(10), rig.now + 1_000), produce(10))
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert sum(ticket in rig.answers for ticket in waiting) == 10
     assert looked == []

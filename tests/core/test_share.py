@@ -43,12 +43,12 @@ class World:
 
     def gain(self, number: int, partition: Partition | None = None) -> None:
         self.share.gain(number)
-        self.turn()
+        self.cycle()
         self.share.opened(number, self.opens.pop(number).opening, partition or Partition(), self.now)
-        self.turn()
+        self.cycle()
 
-    def turn(self) -> None:
-        effects: list[Effect] = self.share.turn(self.now)
+    def cycle(self) -> None:
+        effects: list[Effect] = self.share.cycle(self.now)
         for effect in effects:
             if isinstance(effect, Reply):
                 self.answers[effect.ticket] = effect.result
@@ -56,18 +56,18 @@ class World:
                 self.commits[effect.partition] = effect
             elif isinstance(effect, Open):
                 self.opens[effect.partition] = effect
-        assert not self.share.board.overlooked()
+        assert not self.share.index.overlooked()
 
     def ask(self, request: Request) -> Ticket:
         ticket = Ticket(request, self.now + request.request_timeout)
         self.share.submit(ticket)
-        self.turn()
+        self.cycle()
         return ticket
 
     def land(self, number: int, outcome: Outcome = Outcome.DONE) -> None:
         commit = self.commits.pop(number)
         self.share.committed(number, commit.opening, outcome, self.now)
-        self.turn()
+        self.cycle()
 
     def code(self, ticket: Ticket) -> str:
         found = self.answers[ticket]
@@ -95,7 +95,7 @@ def test_a_share_of_nothing_takes_leases_that_wait_and_nothing_else() -> None:
     waiting = world.ask(Lease("c", 1, TIMEOUT))
     assert waiting not in world.answers
     world.now += TIMEOUT
-    world.turn()
+    world.cycle()
     assert world.answers[waiting] == []
 
 
@@ -132,7 +132,7 @@ def test_after_a_drop_nobody_knows_what_became_of_a_commit() -> None:
     world = World(0)
     ticket = world.ask(produce())
     world.share.drop(0)
-    world.turn()
+    world.cycle()
     assert world.code(ticket) == "outcome_unknown"
     world.land(0)
     assert world.code(ticket) == "outcome_unknown"
@@ -144,7 +144,7 @@ def test_what_waits_for_a_partition_that_goes_is_told_that_it_may_be_done_in_par
     world.ask(produce(0))
     ticket = world.ask(complete(0, 1))
     world.share.lose(0)
-    world.turn()
+    world.cycle()
     assert ticket not in world.answers or world.code(ticket) == "unavailable"
     if 1 in world.commits:
         world.land(1)
@@ -205,12 +205,12 @@ def test_no_lease_runs_out_just_after_its_partition_came_here() -> None:
     assert world.share.wake_at() == world.now + GRACE
     opened_at, world.now = world.now, world.now + 200
     world.share.retry_now([0], world.now, anew=True)
-    world.turn()
+    world.cycle()
     world.share.opened(0, world.opens[0].opening, load(Snapshot(changes.txn, changes.header, dict(changes.puts))), world.now)
-    world.turn()
+    world.cycle()
     assert world.share.wake_at() == opened_at + GRACE
     world.now = opened_at + GRACE
-    world.turn()
+    world.cycle()
     assert world.share.executors[0].partition.leased_count == 0
 
 
@@ -271,7 +271,7 @@ def test_who_has_only_partitions_that_take_nothing_says_that_others_may() -> Non
     waiting = whole.ask(produce())
     assert waiting not in whole.answers
     whole.configure("draining", "paused", "available")
-    whole.turn()
+    whole.cycle()
     whole.land(2)
     assert whole.answers[waiting] == Produced(2, 0, 1, False)
 
@@ -295,7 +295,7 @@ def test_what_is_paused_here_is_waited_for_here() -> None:
     keyed, named = world.ask(produce(key=key_of(0))), world.ask(produce(0))
     assert not world.answers
     world.configure("available", "available", "available")
-    world.turn()
+    world.cycle()
     world.land(0)
     assert {world.answers[keyed], world.answers[named]} == {Produced(0, 0, 1, False), Produced(0, 1, 1, False)}
 
@@ -312,7 +312,7 @@ def test_what_is_held_back_is_not_there_for_others() -> None:
     assert not world.commits
     world.configure("draining", "available", "available")
     assert world.share.load().emptiest is None
-    world.turn()
+    world.cycle()
     world.land(0)
     assert waiting in world.answers
 
@@ -352,7 +352,7 @@ def test_moved_items_wait_for_their_partition_though_it_is_sealed() -> None:
     ticket = world.ask(Produce(batch_from_rows([{"payload": b"a"}]), TIMEOUT, key, 0, (MovedItem(1, 0),)))
     assert ticket not in world.answers
     world.now += TIMEOUT
-    world.turn()
+    world.cycle()
     assert world.code(ticket) == "unavailable"
 
 

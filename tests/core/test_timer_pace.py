@@ -119,7 +119,7 @@ def run_out(partitions: int, leases: int) -> Rig:
 
 def turn(rig: Rig, timers: int) -> dict[int, int]:
     """The records of the transactions of a turn, by partition. They land."""
-    effects: list[Effect] = rig.queue.turn(rig.now, timers)
+    effects: list[Effect] = rig.queue.cycle(rig.now, timers)
     commits = {each.partition: each for each in effects if isinstance(each, Commit)}
     for number, each in commits.items():
         assert rig.stores[number].apply(each.changes, (1, each.opening))
@@ -167,7 +167,7 @@ def test_a_lease_that_finds_only_what_expired_waits_for_its_timers() -> None:
     ticket = rig.submit(lease_request(1))
     assert turn(rig, 0) == {}
     assert not ticket.done, "the item that has not expired is behind the one that has"
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert rig.offsets(ticket) == [1]
 
@@ -185,7 +185,7 @@ async def test_slices_follow_the_processor_time_of_a_turn(tmp_path: Path, monkey
         return spent
 
     done: list[int] = []
-    original = OwnedQueue.turn
+    original = OwnedQueue.cycle
 
     def turn(self: OwnedQueue, now: int, timers: int | None = None) -> Any:
         effects = original(self, now, timers)
@@ -194,7 +194,7 @@ async def test_slices_follow_the_processor_time_of_a_turn(tmp_path: Path, monkey
         return effects
 
     monkeypatch.setattr(system, "cpu_seconds", cpu_seconds)
-    monkeypatch.setattr(OwnedQueue, "turn", turn)
+    monkeypatch.setattr(OwnedQueue, "cycle", turn)
     count = FIRST_SLICE + FIRST_SLICE // 2 + 2 * MIN_SLICE
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
@@ -202,7 +202,7 @@ async def test_slices_follow_the_processor_time_of_a_turn(tmp_path: Path, monkey
         await asyncio.gather(*(lease(service, "q", 1, lease_timeout=HOUR) for _ in range(count)))
         system.move_ahead(HOUR)
         try:
-            service._drivers["q"]._turn()
+            service._drivers["q"]._cycle()
             await eventually(lambda: service.stats("q").partitions[0].total_leased == 0)
         finally:
             system.move_ahead(-HOUR)
@@ -215,7 +215,7 @@ async def test_who_moves_the_clock_ahead_finds_all_done_whatever_the_pace(tmp_pa
         await service.create_queue(spec("q"))
         await produce(service, "q", *"x" * 300)
         await asyncio.gather(*(lease(service, "q", 1, lease_timeout=HOUR) for _ in range(300)))
-        service._around.pace.rests_until = float("inf")
+        service._context.pace.rests_until = float("inf")
         system.move_ahead(HOUR)
         try:
             await service.catch_up()
@@ -234,7 +234,7 @@ async def test_a_mass_expiry_does_not_hold_up_a_stop(tmp_path: Path) -> None:
         driver = service._drivers["q"]
         system.move_ahead(HOUR)
         try:
-            driver._turn()
+            driver._cycle()
             await driver.stop()
             assert driver.share.stats().partitions[0].total_leased >= count - FIRST_SLICE
         finally:

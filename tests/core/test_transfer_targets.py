@@ -91,14 +91,14 @@ def test_a_record_without_an_incarnation_is_bound_before_it_is_sent() -> None:
     after.open(0)
     assert [each.incarnation for each in after.transfers] == [None]
     after.queue.transferred(0, number, TransferEnd(bound="7"), after.now)
-    after.turn()
+    after.cycle()
     assert len(after.transfers) == 1, "not before it is durable"
     after.end(0)
     assert [(each.number, each.incarnation) for each in after.transfers[1:]] == [(number, "7")]
     assert unpack_lease(records[name]).target_incarnation == "7"
     # And not to another one, whatever is said later.
     after.queue.transferred(0, number, TransferEnd(bound="8"), after.now)
-    after.turn()
+    after.cycle()
     assert unpack_lease(records[name]).target_incarnation == "7"
 
 
@@ -210,21 +210,21 @@ def test_only_the_first_to_a_former_dead_queue_may_be_there_and_is_taken_back() 
     rig.queue.transferred(0, first, TransferEnd(), rig.now)
     rig.configure(dead_queue="other")
     assert len(rig.transfers) == 1, "those that follow have their new target durably before they are sent"
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     rig.wait(TRANSFER_RETRY)
     assert shown(rig.transfers[1:]) == [(first + 3, "other", None), (first, "dead", "other")]
     # Numbers rise for each target, so that it takes what comes.
     rig.queue.transferred(0, first, TransferEnd(elsewhere="other"), rig.now)
     rig.queue.transferred(0, first + 3, TransferEnd(done=True), rig.now)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     rig.queue.transferred(0, first + 4, TransferEnd(done=True), rig.now)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     assert shown(rig.transfers[3:]) == [(first + 4, "other", None), (first + 5, "other", None)]
     rig.queue.transferred(0, first + 5, TransferEnd(done=True), rig.now)
-    rig.turn()
+    rig.cycle()
     rig.end_all()
     stats = rig.queue.stats().partitions[0]
     assert (stats.dead, stats.transferring) == (3, 0)
@@ -237,5 +237,5 @@ def test_targets_that_do_not_answer_cannot_take_all_places() -> None:
     redriven(rig, *(f"t{n}" for n in range(count)))
     assert [each.target for each in rig.transfers] == [f"t{n}" for n in range(TRANSFERS_AT_ONCE)]
     rig.queue.transferred(0, rig.transfers[0].number, TransferEnd(), rig.now)
-    rig.turn()
+    rig.cycle()
     assert [each.target for each in rig.transfers[TRANSFERS_AT_ONCE:]] == [f"t{count - 1}"]

@@ -163,7 +163,7 @@ async def test_snapshots_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert await code(service, READY) == "too_many_requests"
         assert await rest(service, pages[1]) == ["c", "d", "e"], "those that are there go on"
         await service.reload("q", 10_000)
-        await eventually(lambda: not service._around.snapshots)
+        await eventually(lambda: not service._context.snapshots)
         monkeypatch.setattr(snapshot_reader, "MAX_SNAPSHOT_RUNS", 9)
         page = await service.browse("q", READY)
         assert await code(service, READY) == "too_many_requests"

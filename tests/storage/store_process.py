@@ -13,7 +13,7 @@ from typing import Self
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.ports.partition_store import Fence, PartitionRef, PartitionStore
-from sluiceway.testing.partition_store_suite import REF, turn
+from sluiceway.testing.partition_store_suite import REF, cycle
 from tests.server.server_process import PATIENCE
 
 
@@ -78,7 +78,7 @@ async def answer(store: PartitionStore, words: list[str]) -> str:
     if verb == "open":
         return str((await store.open(ref, Fence(2, numbers[0], 1))).txn)
     if verb == "apply":
-        return (await store.apply(ref, turn(numbers[1]), Fence(2, numbers[0], 1))).name
+        return (await store.apply(ref, cycle(numbers[1]), Fence(2, numbers[0], 1))).name
     if verb == "read":
         return str(await store.read(ref, numbers))
     if verb == "browse":

@@ -79,7 +79,7 @@ async def test_a_partition_that_stays_closed_is_told_of_once(tmp_path: Path, cap
         driver = service._drivers["q"]
         while tries < 4:
             driver._queue.retry_now([0], system.now(), anew=True)
-            driver._turn()
+            driver._cycle()
             await eventually(lambda: driver._queue.executors[0].state is not LaneState.OPENING)
         told = [record for record in caplog.records if "unable to open" in record.message and "partition 0" in record.message]
         assert len(told) == 1

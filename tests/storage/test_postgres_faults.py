@@ -18,7 +18,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, Snapshot, StoreUnavailableError
 from sluiceway.testing.drive import driven
-from sluiceway.testing.partition_store_suite import FENCE, REF, after, turn
+from sluiceway.testing.partition_store_suite import FENCE, REF, after, cycle
 from tests.instance.node_rig import eventually
 from tests.servers.postgres_server import PostgresServer, server_or_skip
 
@@ -101,7 +101,7 @@ async def owner(server: PostgresServer, schema: str) -> AsyncIterator[tuple[Post
     async with proxy.to(server.port) as port:
         store = PostgresPartitionStore(server.dsn(port), schema=schema, max_connections=1, statement_timeout=PATIENT)
         await store.open(REF, FENCE)
-        assert await store.apply(REF, turn(1), FENCE) is Outcome.DONE
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.DONE
         yield store, proxy
         await store.close()
 
@@ -156,7 +156,7 @@ def holds_the_row(server: PostgresServer) -> bool:
 async def test_a_commit_that_lands_after_the_next_owner_opened_is_shut_out(server: PostgresServer, schema: str) -> None:
     async with owner(server, schema) as (former, proxy), successor(server, schema) as present:
         held = Held(proxy, len(SYNC))
-        late = asyncio.create_task(former.apply(REF, turn(2, "b"), FENCE))
+        late = asyncio.create_task(former.apply(REF, cycle(2, "b"), FENCE))
         await held.holding.wait()
         await eventually(lambda: holds_the_row(server))
         started = time.monotonic()
@@ -165,7 +165,7 @@ async def test_a_commit_that_lands_after_the_next_owner_opened_is_shut_out(serve
         held.release()
         assert await late is Outcome.UNKNOWN
         assert await present.browse(REF) == after(1)
-        assert await present.apply(REF, turn(2), NEXT) is Outcome.DONE
+        assert await present.apply(REF, cycle(2), NEXT) is Outcome.DONE
         assert await present.browse(REF) == after(2)
 
 
@@ -176,7 +176,7 @@ async def test_a_commit_that_lands_while_the_next_owner_opens_is_seen(
     monkeypatch.setattr(postgres, "TAKEOVER_TIMEOUT", PATIENT)
     async with owner(server, schema) as (former, proxy), successor(server, schema) as present:
         held = Held(proxy, len(SYNC))
-        late = asyncio.create_task(former.apply(REF, turn(2), FENCE))
+        late = asyncio.create_task(former.apply(REF, cycle(2), FENCE))
         await held.holding.wait()
         await eventually(lambda: holds_the_row(server))
         opening = asyncio.create_task(present.open(REF, NEXT))
@@ -191,7 +191,7 @@ async def test_a_commit_that_lands_while_the_next_owner_opens_is_seen(
 async def test_a_turn_that_arrives_after_the_next_owner_opened_is_refused(server: PostgresServer, schema: str) -> None:
     async with owner(server, schema) as (former, proxy), successor(server, schema) as present:
         held = Held(proxy, None)
-        late = asyncio.create_task(former.apply(REF, turn(2, "b"), FENCE))
+        late = asyncio.create_task(former.apply(REF, cycle(2, "b"), FENCE))
         await held.holding.wait()
         assert await present.open(REF, NEXT) == after(1)
         held.release()
@@ -203,7 +203,7 @@ async def test_a_turn_that_arrives_after_the_next_owner_opened_is_refused(server
 async def test_a_former_owner_ends_no_transaction_of_its_successor(server: PostgresServer, schema: str) -> None:
     async with owner(server, schema) as (present, proxy), successor(server, schema) as former:
         held = Held(proxy, len(SYNC))
-        turning = asyncio.create_task(present.apply(REF, turn(2), FENCE))
+        turning = asyncio.create_task(present.apply(REF, cycle(2), FENCE))
         await held.holding.wait()
         await eventually(lambda: holds_the_row(server))
         with pytest.raises(Exception, match="above"):
@@ -216,7 +216,7 @@ async def test_a_former_owner_ends_no_transaction_of_its_successor(server: Postg
 async def test_dropping_outwaits_a_turn_in_flight_and_leaves_nothing_of_it(server: PostgresServer, schema: str) -> None:
     async with owner(server, schema) as (former, proxy), successor(server, schema) as present:
         held = Held(proxy, len(SYNC))
-        late = asyncio.create_task(former.apply(REF, turn(2), FENCE))
+        late = asyncio.create_task(former.apply(REF, cycle(2), FENCE))
         await held.holding.wait()
         await eventually(lambda: holds_the_row(server))
         dropping = asyncio.create_task(present.drop(REF))
@@ -245,11 +245,11 @@ async def test_a_line_cut_at_commit(server: PostgresServer, schema: str, cut: st
             return b""
 
         proxy.treat = treat
-        assert await store.apply(REF, turn(2), FENCE) is Outcome.UNKNOWN
+        assert await store.apply(REF, cycle(2), FENCE) is Outcome.UNKNOWN
         proxy.answers = True
         # The same store finds a new line by itself; the server may still be busy with the end of the old one.
         assert await store.open(REF, NEXT) == after(txn)
-        assert await store.apply(REF, turn(txn + 1), NEXT) is Outcome.DONE
+        assert await store.apply(REF, cycle(txn + 1), NEXT) is Outcome.DONE
 
 
 @driven
@@ -258,7 +258,7 @@ async def test_a_line_cut_while_idle_is_noticed_before_use(server: PostgresServe
         proxy.cut()
         [link] = store._connections._idle
         await eventually(lambda: not link.still_there())
-        assert await store.apply(REF, turn(2), FENCE) is Outcome.DONE
+        assert await store.apply(REF, cycle(2), FENCE) is Outcome.DONE
 
 
 # A server that hangs, dies, or waits for its standby
@@ -270,15 +270,15 @@ async def test_a_hung_server_makes_outcomes_unknown_in_time(server: PostgresServ
     refs = [REF._replace(partition=number) for number in range(3)]
     for ref in refs:
         await store.open(ref, FENCE)
-    await asyncio.gather(*(store.apply(ref, turn(1), FENCE) for ref in refs[:2]))
+    await asyncio.gather(*(store.apply(ref, cycle(1), FENCE) for ref in refs[:2]))
     server.pause()
     try:
         # The kernel would keep such a connection for minutes.
         async with asyncio.timeout(30):
-            first = await asyncio.gather(*(store.apply(ref, turn(2), FENCE) for ref in refs[:2]))
+            first = await asyncio.gather(*(store.apply(ref, cycle(2), FENCE) for ref in refs[:2]))
             assert first == [Outcome.UNKNOWN] * 2
             # Now there is not even a connection, so nothing can have been written.
-            assert await store.apply(refs[2], turn(1), FENCE) is Outcome.REFUSED
+            assert await store.apply(refs[2], cycle(1), FENCE) is Outcome.REFUSED
         with pytest.raises(StoreUnavailableError):
             await store.open(REF, NEXT)
     finally:
@@ -287,7 +287,7 @@ async def test_a_hung_server_makes_outcomes_unknown_in_time(server: PostgresServ
     assert all(snapshot in (after(1), after(2)) for snapshot in found[:2])
     assert found[2].txn == 0
     for ref, snapshot in zip(refs, found, strict=True):
-        assert await store.apply(ref, turn(snapshot.txn + 1), Fence(1, 3, 1)) is Outcome.DONE
+        assert await store.apply(ref, cycle(snapshot.txn + 1), Fence(1, 3, 1)) is Outcome.DONE
     await store.close()
 
 
@@ -303,7 +303,7 @@ async def test_a_commit_that_gave_up_on_a_standby_is_unknown(server: PostgresSer
     server.administer("ALTER SYSTEM SET synchronous_standby_names = 'absent'", "SELECT pg_reload_conf()")
     try:
         for txn in itertools.count(1):
-            turning = asyncio.create_task(store.apply(REF, turn(txn), FENCE))
+            turning = asyncio.create_task(store.apply(REF, cycle(txn), FENCE))
             await eventually(lambda task=turning: task.done() or bool(waiting()))  # type: ignore[misc]
             if not turning.done():
                 break
@@ -329,7 +329,7 @@ class Load:
         self._blob = os.urandom(20_000)
 
     def changes(self, txn: int) -> Changes:
-        changes = turn(txn)
+        changes = cycle(txn)
         changes.blobs[txn] = self._blob + b"%d" % txn
         return changes
 

@@ -20,7 +20,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionStore, RecordKind, StoreUnavailableError
 from sluiceway.testing.drive import OpenStore, driven
-from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, PartitionStoreSuite, after, turn
+from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, PartitionStoreSuite, after, cycle
 from tests.instance.node_rig import eventually, lease, payloads, produce, service_on, settle, spec, total
 from tests.servers.postgres_server import PostgresServer, packaged, server_or_skip
 
@@ -194,7 +194,7 @@ async def test_a_server_that_does_not_sync_is_not_used(open_store: OpenStore[Par
         await eventually(lambda: not durable())
         with pytest.raises(StoreUnavailableError, match="fsync"):
             await store.open(REF, FENCE)
-        assert await store.apply(REF, turn(1), FENCE) is Outcome.REFUSED
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.REFUSED
     finally:
         server.administer("ALTER SYSTEM RESET fsync", "SELECT pg_reload_conf()")
         await eventually(durable)
@@ -206,7 +206,7 @@ async def test_a_server_that_does_not_sync_is_not_used(open_store: OpenStore[Par
 async def test_a_dead_server_is_refused_at_once(server: PostgresServer) -> None:
     store = PostgresPartitionStore(server.dsn(port=1), statement_timeout=60_000)
     async with asyncio.timeout(30):
-        assert await store.apply(REF, turn(1), FENCE) is Outcome.REFUSED
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.REFUSED
         with pytest.raises(StoreUnavailableError, match="cannot be reached"):
             await store.open(REF, FENCE)
         with pytest.raises(StoreUnavailableError):
@@ -219,7 +219,7 @@ async def test_no_more_connections_than_allowed(server: PostgresServer, schema: 
     store = PostgresPartitionStore(server.dsn() + " application_name=counted", schema=schema, max_connections=3)
     refs = [REF._replace(partition=number) for number in range(12)]
     await asyncio.gather(*(store.open(ref, FENCE) for ref in refs))
-    assert await asyncio.gather(*(store.apply(ref, turn(1), FENCE) for ref in refs)) == [Outcome.DONE] * 12
+    assert await asyncio.gather(*(store.apply(ref, cycle(1), FENCE) for ref in refs)) == [Outcome.DONE] * 12
     rows = execute(server, schema, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counted'")
     assert rows == [(3,)]
     await store.close()
@@ -229,10 +229,10 @@ async def test_no_more_connections_than_allowed(server: PostgresServer, schema: 
 async def test_two_owners(open_store: OpenStore[PartitionStore]) -> None:
     former, present = await open_store(), await open_store()
     await former.open(REF, FENCE)
-    assert await former.apply(REF, turn(1), FENCE) is Outcome.DONE
+    assert await former.apply(REF, cycle(1), FENCE) is Outcome.DONE
     assert await present.open(REF, NEXT) == after(1)
-    assert await former.apply(REF, turn(2, "b"), FENCE) is Outcome.REFUSED
-    assert await present.apply(REF, turn(2), NEXT) is Outcome.DONE
+    assert await former.apply(REF, cycle(2, "b"), FENCE) is Outcome.REFUSED
+    assert await present.apply(REF, cycle(2), NEXT) is Outcome.DONE
     assert await former.browse(REF) == after(2)
     await former.close()
     await present.close()
@@ -279,7 +279,7 @@ def test_the_packaged_server_runs_the_store(server: PostgresServer, schema: str)
     async def round_trip(dsn: str) -> None:
         store = PostgresPartitionStore(dsn, schema=schema)
         await store.open(REF, FENCE)
-        assert await store.apply(REF, turn(1), FENCE) is Outcome.DONE
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.DONE
         assert await store.browse(REF) == after(1)
         await store.close()
 

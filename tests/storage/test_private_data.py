@@ -18,7 +18,7 @@ from sluiceway.instance.service import Service
 from sluiceway.model.requests import QueueSpec
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
-from sluiceway.testing.partition_store_suite import FENCE, REF, turn
+from sluiceway.testing.partition_store_suite import FENCE, REF, cycle
 from tests.server.server_process import COMMAND, PATIENCE
 
 
@@ -50,7 +50,7 @@ async def test_no_other_user_can_read_a_data_directory(tmp_path: Path, umask: in
 async def test_files_that_processes_share_are_private_too(tmp_path: Path) -> None:
     store = SqlitePartitionStore(tmp_path / "shared", shared=True)
     await store.open(REF, FENCE)
-    await store.apply(REF, turn(1), FENCE)
+    await store.apply(REF, cycle(1), FENCE)
     assert len(list((tmp_path / "shared").glob("*-shm"))) == 1
     assert open_to_others(tmp_path / "shared") == []
     await store.close()

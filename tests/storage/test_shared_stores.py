@@ -31,7 +31,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.meta_store import View
 from sluiceway.ports.partition_store import Fence, PartitionStore, StoreUnavailableError
 from sluiceway.testing.drive import OpenStore, driven
-from sluiceway.testing.partition_store_suite import FENCE, PartitionStoreSuite, after, turn
+from sluiceway.testing.partition_store_suite import FENCE, PartitionStoreSuite, after, cycle
 from tests.server.server_process import PATIENCE
 from tests.server.server_running import eventually as wait_for
 from tests.servers import frozen
@@ -172,7 +172,7 @@ def test_an_opening_waits_for_the_commit_of_the_owner_before(
     wait_for(lambda: "_begin_takeover" in where_is(opening) and next(looks) == 3)
     other.execute("ROLLBACK")
     opening.join(PATIENCE)
-    assert file.apply(turn(1), Fence(1, 2, 1)) is Outcome.DONE
+    assert file.apply(cycle(1), Fence(1, 2, 1)) is Outcome.DONE
 
 
 def where_is(thread: threading.Thread) -> list[str]:
@@ -193,9 +193,9 @@ def test_a_commit_that_hangs_is_named(busy: tuple[PartitionFile, apsw.Connection
 
 def test_a_commit_that_cannot_begin_is_refused(busy: tuple[PartitionFile, apsw.Connection]) -> None:
     file, other = busy
-    assert file.apply(turn(1), FENCE) is Outcome.REFUSED
+    assert file.apply(cycle(1), FENCE) is Outcome.REFUSED
     other.execute("ROLLBACK")
-    assert file.apply(turn(1), FENCE) is Outcome.DONE
+    assert file.apply(cycle(1), FENCE) is Outcome.DONE
     assert file.browse() == after(1)
 
 

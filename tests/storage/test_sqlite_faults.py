@@ -17,7 +17,7 @@ from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, Snapshot, StoreUnavailableError
 from sluiceway.testing.drive import driven
-from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, after, turn
+from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, after, cycle
 from tests.server.server_process import PATIENCE
 
 Hook = Callable[[str, Path], None]
@@ -99,10 +99,10 @@ async def test_a_failing_write_is_never_done_and_the_store_goes_on(tmp_path: Pat
     store = SqlitePartitionStore(directory)
     await store.open(REF, FENCE)
     txn, fence, outcomes = 1, FENCE, []
-    await store.apply(REF, turn(txn), fence)
+    await store.apply(REF, cycle(txn), fence)
     for nth in itertools.count(1):
         disk.hook = fail_at(nth, "write", code)
-        outcome = await store.apply(REF, turn(txn + 1), fence)
+        outcome = await store.apply(REF, cycle(txn + 1), fence)
         disk.hook = sound
         outcomes.append(outcome)
         if outcome is Outcome.DONE:
@@ -116,7 +116,7 @@ async def test_a_failing_write_is_never_done_and_the_store_goes_on(tmp_path: Pat
         else:
             assert await store.browse(REF) == after(txn)
             txn += 1
-            assert await store.apply(REF, turn(txn), fence) is Outcome.DONE
+            assert await store.apply(REF, cycle(txn), fence) is Outcome.DONE
     assert len(outcomes) > 3
     assert code != apsw.SQLITE_FULL or Outcome.UNKNOWN not in outcomes
     assert await store.browse(REF) == after(txn + 1)
@@ -129,9 +129,9 @@ async def test_a_failing_sync_is_unknown_until_a_higher_fence_opens(tmp_path: Pa
     directory = tmp_path / "partitions"
     store = SqlitePartitionStore(directory)
     await store.open(REF, FENCE)
-    await store.apply(REF, turn(1), FENCE)
+    await store.apply(REF, cycle(1), FENCE)
     disk.hook = fail_at(1, "sync", apsw.SQLITE_IOERR_FSYNC)
-    assert await store.apply(REF, turn(2), FENCE) is Outcome.UNKNOWN
+    assert await store.apply(REF, cycle(2), FENCE) is Outcome.UNKNOWN
     disk.hook = sound
     # REFUSED would have been a lie: had the process died here, the turn would have landed.
     assert await crashed(directory, tmp_path / "copy") == after(2)
@@ -141,7 +141,7 @@ async def test_a_failing_sync_is_unknown_until_a_higher_fence_opens(tmp_path: Pa
     disk.hook = sound
     assert await store.open(REF, Fence(1, 1, 2)) == after(1)
     assert await crashed(directory, tmp_path / "copy") == after(1)
-    assert await store.apply(REF, turn(2, "b"), Fence(1, 1, 2)) is Outcome.DONE
+    assert await store.apply(REF, cycle(2, "b"), Fence(1, 1, 2)) is Outcome.DONE
     assert (await crashed(directory, tmp_path / "copy")).txn == 2
     await store.close()
 
@@ -152,7 +152,7 @@ async def test_done_means_synced(tmp_path: Path, disk: Disk) -> None:
     await store.open(REF, FENCE)
     padding = {100: bytes(CHECKPOINT_BYTES // 3)}
     for txn in range(1, 13):
-        changes = turn(txn)
+        changes = cycle(txn)
         changes.blobs |= {number + txn: blob for number, blob in padding.items()}
         assert await store.apply(REF, changes, FENCE) is Outcome.DONE
         left = tmp_path / f"after-power-cut-{txn}"
@@ -224,12 +224,12 @@ async def test_a_stalled_commit_holds_up_its_partition_alone(tmp_path: Path, dis
             go_on.wait(2 * PATIENCE)
 
     disk.hook = hook
-    stalled = asyncio.create_task(store.apply(REF, turn(1), FENCE))
+    stalled = asyncio.create_task(store.apply(REF, cycle(1), FENCE))
     waiting = asyncio.create_task(store.browse(REF))
     try:
         async with asyncio.timeout(PATIENCE):
             for txn in range(1, 6):
-                assert await store.apply(OTHER, turn(txn), FENCE) is Outcome.DONE
+                assert await store.apply(OTHER, cycle(txn), FENCE) is Outcome.DONE
         assert not stalled.done()
         assert not waiting.done()
     finally:
@@ -246,8 +246,8 @@ async def test_a_partition_that_cannot_be_created_is_unavailable(tmp_path: Path,
         disk.hook = fail_at(nth, "write", apsw.SQLITE_FULL)
         with pytest.raises(StoreUnavailableError):
             await store.open(PartitionRef("k7f3q2ma", nth), FENCE)
-        assert await store.apply(PartitionRef("k7f3q2ma", nth), turn(1), FENCE) is Outcome.REFUSED
+        assert await store.apply(PartitionRef("k7f3q2ma", nth), cycle(1), FENCE) is Outcome.REFUSED
         disk.hook = sound
         assert await store.open(PartitionRef("k7f3q2ma", nth), FENCE) == Snapshot(0, None, {})
-        assert await store.apply(PartitionRef("k7f3q2ma", nth), turn(1), FENCE) is Outcome.DONE
+        assert await store.apply(PartitionRef("k7f3q2ma", nth), cycle(1), FENCE) is Outcome.DONE
     await store.close()

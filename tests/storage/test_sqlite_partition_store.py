@@ -19,7 +19,7 @@ from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionRef, RecordKind, StoreUnavailableError
 from sluiceway.testing.drive import driven
-from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, after, turn
+from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, after, cycle
 from tests.instance.node_rig import eventually
 from tests.server.server_process import PATIENCE
 
@@ -39,7 +39,7 @@ async def written(directory: Path) -> Path:
 
 
 def flip(file: Path, content: bytes) -> None:
-    """Turn one bit over in the middle of the first place that holds `content`."""
+    """Cycle one bit over in the middle of the first place that holds `content`."""
     data = bytearray(file.read_bytes())
     data[data.index(content) + len(content) // 2] ^= 1
     file.write_bytes(data)
@@ -153,7 +153,7 @@ async def test_an_empty_file_left_by_a_crash_is_a_new_partition(tmp_path: Path) 
     (tmp_path / "k7f3q2ma-0.sqlite").touch()
     store = SqlitePartitionStore(tmp_path)
     assert (await store.open(REF, FENCE)).header is None
-    assert await store.apply(REF, turn(1), FENCE) is Outcome.DONE
+    assert await store.apply(REF, cycle(1), FENCE) is Outcome.DONE
     await store.close()
 
 
@@ -169,7 +169,7 @@ async def test_open_files_are_bounded(tmp_path: Path) -> None:
         for ref in refs:
             if txn == 1:
                 await store.open(ref, FENCE)
-            assert await store.apply(ref, turn(txn), FENCE) is Outcome.DONE
+            assert await store.apply(ref, cycle(txn), FENCE) is Outcome.DONE
             # SQLite removes the log of a file that it closes; one may be about to be closed.
             assert len(logs(tmp_path)) <= 5
     assert [await store.browse(ref) for ref in refs] == [after(2)] * 30
@@ -183,7 +183,7 @@ async def test_files_that_were_needed_at_one_time_do_not_stay_open(tmp_path: Pat
     refs = [PartitionRef("k7f3q2ma", number) for number in range(30)]
     await asyncio.gather(*(store.open(ref, FENCE) for ref in refs))
     await eventually(lambda: len(logs(tmp_path)) <= 4)
-    outcomes = await asyncio.gather(*(store.apply(ref, turn(1), FENCE) for ref in refs))
+    outcomes = await asyncio.gather(*(store.apply(ref, cycle(1), FENCE) for ref in refs))
     assert list(outcomes) == [Outcome.DONE] * 30
     await eventually(lambda: len(logs(tmp_path)) <= 4)
     await store.close()
@@ -199,7 +199,7 @@ async def test_what_is_released_has_no_open_file(tmp_path: Path) -> None:
     assert logs(tmp_path) == ["k7f3q2ma-1.sqlite-wal"]
     await here.release(REF)
     await there.open(REF, NEXT)
-    assert await there.apply(REF, turn(1), NEXT) is Outcome.DONE
+    assert await there.apply(REF, cycle(1), NEXT) is Outcome.DONE
     assert await here.browse(REF) == after(1)
     await there.drop(REF)
     await here.release(REF)
@@ -229,7 +229,7 @@ async def test_the_log_is_bounded(tmp_path: Path) -> None:
 async def test_dropping_leaves_no_file(tmp_path: Path) -> None:
     store = SqlitePartitionStore(tmp_path)
     await store.open(REF, FENCE)
-    await store.apply(REF, turn(1), FENCE)
+    await store.apply(REF, cycle(1), FENCE)
     await store.drop(REF)
     assert os.listdir(tmp_path) == ["lock"]
     for left_by_a_crash in ("", "-journal", "-wal"):
@@ -270,7 +270,7 @@ from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.sqlite import ON_LOOP_BYTES, ON_LOOP_RECORDS, Pace, SqlitePartitionStore
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Fence
-from sluiceway.testing.partition_store_suite import REF, turn
+from sluiceway.testing.partition_store_suite import REF, cycle
 
 async def main():
     store = SqlitePartitionStore(Path(sys.argv[1]))
@@ -278,7 +278,7 @@ async def main():
     txn = (await store.open(REF, fence)).txn
     while True:
         txn += 1
-        changes = turn(txn)
+        changes = cycle(txn)
         changes.blobs = {txn: b"blob %d" % txn * 10_000}
         assert await store.apply(REF, changes, fence) is Outcome.DONE
         print(txn, flush=True)
@@ -325,13 +325,13 @@ async def test_one_store_serves_several_event_loops(tmp_path: Path) -> None:
     def elsewhere() -> None:
         async def work() -> None:
             for txn in range(1, 21):
-                assert await store.apply(OTHER, turn(txn), FENCE) is Outcome.DONE
+                assert await store.apply(OTHER, cycle(txn), FENCE) is Outcome.DONE
 
         asyncio.run(work())
 
     thread = asyncio.create_task(asyncio.to_thread(elsewhere))
     for txn in range(1, 21):
-        assert await store.apply(REF, turn(txn), FENCE) is Outcome.DONE
+        assert await store.apply(REF, cycle(txn), FENCE) is Outcome.DONE
     await thread
     assert await store.browse(OTHER) == after(20)
     await store.close()

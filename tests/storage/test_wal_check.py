@@ -17,7 +17,7 @@ from sluiceway.adapters.storage.partition_file import PAGE_BYTES, PartitionFile
 from sluiceway.adapters.wal_check import find_damage
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, StoreUnavailableError
-from sluiceway.testing.partition_store_suite import FENCE, after, turn
+from sluiceway.testing.partition_store_suite import FENCE, after, cycle
 from tests.storage.test_sqlite_faults import Disk, fail_at, sound
 
 HEADER, FRAME = 32, 24 + PAGE_BYTES
@@ -62,12 +62,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     file = PartitionFile(path)
     file.open(FENCE)
     for txn in range(1, 12):
-        assert file.apply(turn(txn), FENCE) is Outcome.DONE
+        assert file.apply(cycle(txn), FENCE) is Outcome.DONE
     file.checkpoint()
     for txn in range(12, 15):
-        assert file.apply(turn(txn), FENCE) is Outcome.DONE
+        assert file.apply(cycle(txn), FENCE) is Outcome.DONE
     before = files_of(path)
-    assert file.apply(turn(15), FENCE) is Outcome.DONE
+    assert file.apply(cycle(15), FENCE) is Outcome.DONE
     last = files_of(path)
     file.close()
     assert before.frames < last.frames < (len(last.log) - HEADER) // FRAME - 5
@@ -247,10 +247,10 @@ def test_a_header_that_is_torn_at_any_byte_is_no_damage(tmp_path: Path) -> None:
     file = PartitionFile(path)
     file.open(FENCE)
     for txn in range(1, 6):
-        assert file.apply(turn(txn), FENCE) is Outcome.DONE
+        assert file.apply(cycle(txn), FENCE) is Outcome.DONE
     file.checkpoint()
     old = files_of(path)
-    assert file.apply(turn(6), FENCE) is Outcome.DONE
+    assert file.apply(cycle(6), FENCE) is Outcome.DONE
     new = files_of(path)
     file.close()
     assert old.log[:HEADER] != new.log[:HEADER]

@@ -124,13 +124,13 @@ def measure(
 ) -> dict[Work, dict[str, list[Slice]]]:
     """Measure each work of a group (`groups`), by system. A system that fails is left out of that work, and `tell` gets the reason."""
     slices: dict[Work, dict[str, list[Slice]]] = {work: {} for work in group}
-    turns = [(name, same) for name in running for same in _turns(name, group)]
+    cycles = [(name, same) for name in running for same in _cycles(name, group)]
     for number in range(rounds):
-        for name, same in list(turns):
+        for name, same in list(cycles):
             try:
                 one = slice_of(name, running[name], same[0], seconds)
             except FailedError as error:
-                turns.remove((name, same))
+                cycles.remove((name, same))
                 tell(f"LEFT OUT of {same[0].name}, {name}: {error}")
                 for work in same:
                     slices[work].pop(name, None)
@@ -141,7 +141,7 @@ def measure(
     return slices
 
 
-def _turns(name: str, group: Sequence[Work]) -> list[list[Work]]:
+def _cycles(name: str, group: Sequence[Work]) -> list[list[Work]]:
     """Slices of one system in a round: each of the works that are the same to it."""
     if name not in FORMS:
         return [list(group)]

@@ -58,7 +58,7 @@ def check_concurrency(concurrency: int) -> None:
         raise invalid("concurrency", "expected at least 1")
 
 
-def keeper(prefetch: int, lease_timeout: Duration, linger: Duration, patience: float) -> LeaseManager:
+def new_lease_manager(prefetch: int, lease_timeout: Duration, linger: Duration, patience: float) -> LeaseManager:
     """Raises `invalid_request`, which names the option."""
     if not 0 <= prefetch <= MAX_ITEMS_ARROW:
         raise invalid("prefetch", f"expected 0 to {MAX_ITEMS_ARROW}")

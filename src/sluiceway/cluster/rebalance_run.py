@@ -98,7 +98,7 @@ class Run:
         try:
             while self.rebalance.is_open:
                 try:
-                    await self._turn()
+                    await self._cycle()
                     self._succeed(-1)
                 except SluicewayError as error:
                     log.warning("rebalance %s goes on later: %s", self.rebalance.id, error)
@@ -108,7 +108,7 @@ class Run:
         finally:
             await self._forget()
 
-    async def _turn(self) -> None:
+    async def _cycle(self) -> None:
         """Read the records that may have changed; commit if a commit is due, else send the due requests and wait for an answer."""
         self._again.clear()
         while self._poked:

@@ -212,21 +212,21 @@ class Leasing:
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, name: tuple[str, str, str], patience: Millis) -> AsyncIterator[None]:
         """Hold the key's lock. Raises `unavailable` if another call with the key takes longer than `patience` ms and GRACE."""
-        turn = self._keys[name]
-        turn.calls += 1
+        cycle = self._keys[name]
+        cycle.calls += 1
         try:
             try:
                 async with asyncio.timeout((patience + GRACE) / 1000):
-                    await turn.lock.acquire()
+                    await cycle.lock.acquire()
             except TimeoutError:
                 raise SluicewayError("unavailable", "another call with this lease_key is under way; try again") from None
             try:
                 yield
             finally:
-                turn.lock.release()
+                cycle.lock.release()
         finally:
-            turn.calls -= 1
-            if not turn.calls:
+            cycle.calls -= 1
+            if not cycle.calls:
                 del self._keys[name]
 
     async def _holders(self, record: QueueRecord, request: Lease, deadline: Millis) -> list[Peer]:

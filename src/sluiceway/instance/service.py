@@ -175,7 +175,7 @@ class Service:
         )
         self._backend_changes = BackendChanges(self._meta, self._catalog, self.ownership, self._audit, self._backends, self._changes)
         grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
-        self._around = SharedContext(
+        self._context = SharedContext(
             self._backends.get,
             self._cache,
             send,
@@ -294,7 +294,7 @@ class Service:
         if driver is not None:
             driver.configure(record)
         else:
-            driver = self._drivers[record.queue_name] = QueueDriver(record, self._around)
+            driver = self._drivers[record.queue_name] = QueueDriver(record, self._context)
         # Ownership of a partition may have arrived before the record that lists it.
         driver.gain(self.ownership.tokens(record))
         self._rebalancing.coordinator.heard(record)

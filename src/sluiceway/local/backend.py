@@ -168,7 +168,7 @@ class Backend:
             raise
 
     async def _prove(self, store: PartitionStore, ref: PartitionRef, fence: Fence) -> Snapshot:
-        """Open the partition, if its storage holds all acknowledged turns."""
+        """Open the partition, if its storage holds all acknowledged cycles."""
         if self._records is None:
             return await self._open(store, ref, fence, None)
         await self._verify(store, self._records, first=False)

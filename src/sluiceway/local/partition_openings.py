@@ -37,7 +37,7 @@ class OpeningsError(StoreUnavailableError):
 
 class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
     """`claimed`: fence of the last owner that began to open the partition. `opened`: last fence under which it was open; None: never, so it
-    may be created. `txn`: minimum turn it had applied then."""
+    may be created. `txn`: minimum cycle it had applied then."""
 
     claimed: Fence
     opened: Fence | None = None

@@ -110,15 +110,15 @@ class SharedContext(NamedTuple):
 class QueueDriver:
     """An instance's share of one queue at work: the partitions that it has gained and not lost."""
 
-    def __init__(self, record: QueueRecord, around: SharedContext) -> None:
+    def __init__(self, record: QueueRecord, context: SharedContext) -> None:
         self.record = record
-        self._around = around
+        self._context = context
         self.numbers: frozenset[int] = frozenset()
         """The queue's partitions."""
         self._backends: dict[int, Backend] = {}
         self._tokens: dict[int, Token] = {}
-        self._queue = OwnedQueue(record.incarnation, record.lease_timeout, around.takeover_grace)
-        self._delivery = Delivery(around.cache, self._seat, self._stop_partition, self._return)
+        self._queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace)
+        self._delivery = Delivery(context.cache, self._seat, self._stop_partition, self._return)
         self.share = self._queue
         self.withdraw, self.will_serve = self._queue.withdraw, self._queue.will_serve
         self.load = self._queue.load
@@ -127,10 +127,10 @@ class QueueDriver:
         self.consumers = ConsumerBook()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
-        self._turn_due = False
+        self._cycle_due = False
         self._stopped = False
         self._ended = False
-        self._closing = Closing(lambda: around.may_reopen(self.record))
+        self._closing = Closing(lambda: context.may_reopen(self.record))
         self.close_for = self._closing.close_for
         self._rooms: dict[int, int] = {}
         """Bytes that produces may still add, for partitions whose disk is low."""
@@ -141,10 +141,10 @@ class QueueDriver:
         """Partitions that the queue no longer has, with work still in flight."""
         self._moved = asyncio.Event()
         self._changed = asyncio.Event()
-        self.snapshots, self.look_again = around.snapshots, self._turn_soon
+        self.snapshots, self.look_again = context.snapshots, self._cycle_soon
         self.watchers: set[asyncio.Event] = set()
         """Set after each cycle."""
-        self._transfers = Transfers(self._queue, lambda: self.record, self.rows, around.bury, self._stop_partition, self._turn)
+        self._transfers = Transfers(self._queue, lambda: self.record, self.rows, context.bury, self._stop_partition, self._cycle)
         self.arrival = self._transfers.arrival
         self.configure(record)
 
@@ -162,14 +162,14 @@ class QueueDriver:
                 self._unopened.add(number)
                 self._backends[number].attach(self._ref(number), self._retry)
         self.note_room()
-        self._turn()
+        self._cycle()
 
     def note_room(self) -> None:
         """Apply changes of the backends' low-disk state."""
         low = [number for number in self._queue.executors if self._backends[number].is_low]
         self._rooms = {number: self._rooms.get(number, 0) for number in low}
         self._queue.set_rooms(self._rooms)
-        self._turn_soon()
+        self._cycle_soon()
 
     async def measure_room(self) -> None:
         """Let produces use half of the room freed inside files where the disk is low; the rest is left for everything else."""
@@ -188,7 +188,7 @@ class QueueDriver:
     async def lose(self, number: int, patience: Millis) -> None:
         """Stop serving this partition. A commit in flight has `patience` ms to end; after that its outcome is not awaited."""
         gone = self._queue.lose(number)
-        self._turn()
+        self._cycle()
         if not gone:
             turned = asyncio.Event()
             self.watchers.add(turned)
@@ -199,7 +199,7 @@ class QueueDriver:
                         turned.clear()
             self.watchers.discard(turned)
             self._queue.drop(number)
-            self._turn()
+            self._cycle()
         self._forget(number)
 
     def _forget(self, number: int) -> None:
@@ -223,7 +223,7 @@ class QueueDriver:
         self._check_serving()
         self._unopened = set(self._queue.executors)
         self._queue.retry_now(self._queue.executors, system.now(), anew=True)
-        self._turn()
+        self._cycle()
         try:
             async with asyncio.timeout(timeout / 1000):
                 await self.opened()
@@ -246,27 +246,27 @@ class QueueDriver:
         for transfer in self._sending:
             transfer.cancel()  # The partition's next owner sends it again; its target may take long.
         self._queue.close(final=False)
-        self._turn()
+        self._cycle()
         while self._tasks:
             await asyncio.wait(self._tasks)
-            self._turn()
+            self._cycle()
         for number in self._queue.executors:
             self._backends[number].detach(self._ref(number))
         # What is left was in flight to a partition that did not reopen.
         self._queue.close(final=True)
         self._ended = True
-        for effect in self._queue.turn(system.now(), 0):
+        for effect in self._queue.cycle(system.now(), 0):
             if isinstance(effect, Reply):
                 self._reply(effect)
 
     async def catch_up(self) -> None:
         """Run every cycle that is due, until none is and nothing is in flight. For use after the clock was moved ahead."""
         while True:
-            self._take_turn(TIMER_BATCH)
+            self._run_cycle(TIMER_BATCH)
             while self._tasks:
                 await asyncio.wait(self._tasks)
             at = self._queue.wake_at()
-            if not self._turn_due and (at is None or at >= system.now()):
+            if not self._cycle_due and (at is None or at >= system.now()):
                 return
 
     async def compact(self) -> None:
@@ -310,10 +310,10 @@ class QueueDriver:
                 self._tokens.pop(number, None)
         for number, backend in there.items():
             if number not in self._backends:
-                self._backends[number] = self._around.backend(backend)
+                self._backends[number] = self._context.backend(backend)
         self._changed.set()
         self._changed = asyncio.Event()
-        self._turn_soon()
+        self._cycle_soon()
 
     async def changed(self, timeout: Millis) -> None:
         """Wait until the record has changed, or `timeout` ms are over."""
@@ -333,11 +333,11 @@ class QueueDriver:
         ticket = Ticket(request, now + request.request_timeout)
         ticket.waiter = Waiter(asyncio.get_running_loop().create_future(), payload)
         if isinstance(request, Produce):
-            self._around.spend(request.batch.nbytes)
+            self._context.spend(request.batch.nbytes)
         self._queue.submit(ticket)
         if isinstance(request, Lease):
             self.consumers.saw(request.client_id, now)
-        self._turn_soon()
+        self._cycle_soon()
         return ticket
 
     async def answer(self, ticket: Ticket) -> Any:
@@ -405,28 +405,28 @@ class QueueDriver:
 
     # ---- scheduling cycles ------------------------------------------------------------------------------------
 
-    def _turn_soon(self) -> None:
+    def _cycle_soon(self) -> None:
         """Schedule a cycle two event-loop iterations later, so that requests arriving meanwhile share it."""
-        if not self._turn_due:
-            self._turn_due = True
+        if not self._cycle_due:
+            self._cycle_due = True
             loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._turn)
+            loop.call_soon(loop.call_soon, self._cycle)
 
-    def _turn(self) -> None:
+    def _cycle(self) -> None:
         # A stop waits for commits: with timers, those of a mass expiry would go on until all is back.
-        self._take_turn(0 if self._stopped else self._around.pace.allowance(self.record.incarnation, system.stopwatch()))
+        self._run_cycle(0 if self._stopped else self._context.pace.allowance(self.record.incarnation, system.stopwatch()))
 
-    def _take_turn(self, timers: int) -> None:
+    def _run_cycle(self, timers: int) -> None:
         """Run one cycle that handles at most `timers` expired leases and due entries."""
-        self._turn_due = False
+        self._cycle_due = False
         if self._ended:
             return
         self._drop_lapsed()
         began, cpu_began = system.stopwatch(), system.cpu_seconds()
-        effects = self._queue.turn(system.now(), timers)
+        effects = self._queue.cycle(system.now(), timers)
         if self._queue.timers_done:
             now, spent = system.stopwatch(), system.cpu_seconds() - cpu_began
-            self._around.pace.note(self.record.incarnation, self._queue.timers_done, spent, now - began, now)
+            self._context.pace.note(self.record.incarnation, self._queue.timers_done, spent, now - began, now)
         for effect in effects:
             self._carry_out(effect)
         # Guarded: the set difference would scan all executors.
@@ -439,7 +439,7 @@ class QueueDriver:
     def _drop_lapsed(self) -> None:
         """Drop partitions no longer surely owned, even before being told, rather than answer from them: the process may have been
         frozen."""
-        if self._queue.executors and not self._around.holds():
+        if self._queue.executors and not self._context.holds():
             for number in list(self._queue.executors):
                 self._queue.drop(number)
                 self._forget(number)
@@ -452,7 +452,7 @@ class QueueDriver:
             ahead = max(MIN_WAIT, (at - system.now() + 1) / 1000)
             if ahead <= MIN_WAIT:
                 # Due already: the cycle left it for after the rest.
-                ahead = max(ahead, self._around.pace.wait(self.record.incarnation, system.stopwatch()))
+                ahead = max(ahead, self._context.pace.wait(self.record.incarnation, system.stopwatch()))
             due = loop.time() + ahead
             if self._timer is not None and self._timer_due <= due:
                 # The usual case. A cycle for something already over only reschedules itself.
@@ -461,11 +461,11 @@ class QueueDriver:
             self._timer.cancel()
             self._timer = None
         if at is not None:
-            self._timer, self._timer_due = loop.call_at(due, self._timed_turn), due
+            self._timer, self._timer_due = loop.call_at(due, self._timed_cycle), due
 
-    def _timed_turn(self) -> None:
+    def _timed_cycle(self) -> None:
         self._timer = None
-        self._turn()
+        self._cycle()
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Reply):
@@ -483,7 +483,7 @@ class QueueDriver:
             self._sending.add(forwarding)
             forwarding.add_done_callback(self._sending.discard)
         elif isinstance(effect, Fault):
-            log.error("queue %s, partition %d: a turn failed", self.record.queue_name, effect.partition, exc_info=effect.error)
+            log.error("queue %s, partition %d: a cycle failed", self.record.queue_name, effect.partition, exc_info=effect.error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -512,7 +512,7 @@ class QueueDriver:
         if executor is None or executor.state is not LaneState.FAILED:
             return False
         self._queue.retry_now([partition], system.now())
-        self._turn_soon()
+        self._cycle_soon()
         return True
 
     async def _commit(self, effect: Commit) -> None:
@@ -527,7 +527,7 @@ class QueueDriver:
             outcome = Outcome.UNKNOWN
         self._delivery.drop(effect)
         self._queue.committed(effect.partition, effect.opening, outcome, system.now(), at_once=at_once)
-        self._turn()
+        self._cycle()
 
     async def _open(self, effect: Open) -> None:
         ref = self._ref(effect.partition)
@@ -536,7 +536,7 @@ class QueueDriver:
             snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.partition, effect.opening))
             with _collector_paused(len(snapshot.records)):
                 loaded: Any = load(snapshot)
-            self._around.clock.opened(self.record.queue_name, effect.partition, loaded.header.now)
+            self._context.clock.opened(self.record.queue_name, effect.partition, loaded.header.now)
         except StoreUnavailableError as error:
             loaded = error
         except (DamagedError, FencedError) as error:
@@ -552,7 +552,7 @@ class QueueDriver:
             log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
         self._queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
         # Openings that a backend's breaker refuses together share a cycle.
-        self._turn_soon()
+        self._cycle_soon()
         self._unopened.discard(effect.partition)
         self._moved.set()
 
@@ -568,11 +568,11 @@ class QueueDriver:
             log.exception("queue %s, partition %d: a produce could not be forwarded", self.record.queue_name, effect.partition)
         finally:
             self._queue.forwarded(effect.ticket, answer, system.now())
-            self._turn()
+            self._cycle()
 
     async def ask_owner(self, partition: int, request: Any) -> Any:
         """Ask that partition's current owner."""
-        return await self._around.ask_owner(self.record, partition, request)
+        return await self._context.ask_owner(self.record, partition, request)
 
     # ---- replies ----------------------------------------------------------------------------------------------
 
@@ -595,7 +595,7 @@ class QueueDriver:
     def _return(self, leases: Sequence[LeaseInfo]) -> None:
         for lease in leases:
             self._queue.give_back(lease.partition, lease.number)
-        self._turn_soon()
+        self._cycle_soon()
 
     def _reply_lease(self, waiter: Waiter, grants: list[Grant], keyed: bool) -> None:
         if not grants or not waiter.payload:
@@ -625,4 +625,4 @@ class QueueDriver:
     def _stop_partition(self, partition: int, error: Exception) -> None:
         log.error("queue %s, partition %d is stopped: %s", self.record.queue_name, partition, error)
         self._queue.stop_executor(partition, str(error), system.now())
-        self._turn_soon()
+        self._cycle_soon()

@@ -25,7 +25,7 @@ Rows = Callable[[int, int, Sequence[Slice]], Awaitable[list[pa.RecordBatch]]]
 
 class Transfers:
     """The transfers of one queue's share. `record` returns the queue's current record, `rows` reads a transfer's rows; `stop_partition` is
-    called for damaged data, and `turn` runs the share's next cycle."""
+    called for damaged data, and `cycle` runs the share's next cycle."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class Transfers:
         rows: Rows,
         bury: Bury,
         stop_partition: Callable[[int, Exception], None],
-        turn: Callable[[], None],
+        cycle: Callable[[], None],
     ) -> None:
         self._queue, self._record, self._rows, self._bury = queue, record, rows, bury
-        self._stop_partition, self._turn = stop_partition, turn
+        self._stop_partition, self._cycle = stop_partition, cycle
         self._arrivals: dict[tuple[int, int], asyncio.Future[bool]] = {}
         """Futures by (partition, number): True when the transfer's items have arrived, False when they stay here."""
 
@@ -74,7 +74,7 @@ class Transfers:
         except Exception:
             log.exception("queue %s, partition %d: transfer %d failed", self._record().queue_name, effect.partition, effect.number)
         self._queue.transferred(effect.partition, effect.number, end, system.now())
-        self._turn()
+        self._cycle()
         arrival = self._arrivals.pop((effect.partition, effect.number), None) if end.done or end.nowhere else None
         if arrival is not None and not arrival.done():
             arrival.set_result(end.done)

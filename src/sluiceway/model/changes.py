@@ -1,4 +1,4 @@
-"""Stored form of a partition, and the change set of one turn."""
+"""Stored form of a partition, and the change set of one cycle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fence(NamedTuple):
 
 
 class Least(NamedTuple):
-    """Lower bound on an acknowledged partition's state: the fence it was opened with, and the last turn applied then."""
+    """Lower bound on an acknowledged partition's state: the fence it was opened with, and the last cycle applied then."""
 
     fence: Fence
     txn: int = 0
@@ -48,9 +48,9 @@ RecordKey = tuple[RecordKind, str]
 
 @dataclass(slots=True)
 class Changes:
-    """Change set of one turn in one partition: applied whole or not at all.
+    """Change set of one cycle in one partition: applied whole or not at all.
 
-    `txn`: number of the turn, the partition's last one plus one. `header` replaces the header. A key occurs once, in `puts` or in
+    `txn`: number of the cycle, the partition's last one plus one. `header` replaces the header. A key occurs once, in `puts` or in
     `deletes`. A put replaces; deleting an absent key is no error. `blobs` are new, and a number is never put twice; `compacted_blobs` exist
     already, and these bytes replace theirs.
     """

@@ -49,7 +49,7 @@ class LostError(DamagedError):
         if found.fence < least.fence:
             raise LostError(name, f"was last opened with {found.fence}, below {least.fence}")
         if found.txn < least.txn:
-            raise LostError(name, f"ends with turn {found.txn} of {least.txn}")
+            raise LostError(name, f"ends with cycle {found.txn} of {least.txn}")
 
 
 class StoreUnavailableError(Exception):
@@ -86,13 +86,13 @@ class PartitionStore(Protocol):
     async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
         """Raise the partition's fence and load it, in one atomic step.
 
-        `least` is its acknowledged state. A partition that is missing, was last opened with a lower fence, or has applied fewer turns, is a
-        LostError: it is never created, and its fence stays. Only without `least` is an empty partition created; nothing in it was ever
+        `least` is its acknowledged state. A partition that is missing, was last opened with a lower fence, or has applied fewer cycles,
+        is a LostError: it is never created, and its fence stays. Only without `least` is an empty partition created; nothing in it was ever
         acknowledged then, so creating it twice is harmless.
 
         When this returns, no `apply` with a lower fence can land any more, and the snapshot shows every one that did. Raises FencedError if
         this fence or a higher one has opened it, DamagedError, StoreUnavailableError. An owner never uses a fence twice, so the same fence
-        means a second owner: two writers under one fence would take each other's turns for their own.
+        means a second owner: two writers under one fence would take each other's cycles for their own.
         """
         ...
 

@@ -76,7 +76,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = self._in_body = self._refused = False
         self._messages = 0
         self._headers = self._head_bytes = 0
-        self._around = self._body_bytes = 0
+        self._framing_bytes = self._body_bytes = 0
         self._app = self.app if isinstance(self.app, App) else None
         self._calls = {} if self._app is None else self._app.calls
         self._direct: Direct | None = None
@@ -114,9 +114,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self._around += len(data)
+        self._framing_bytes += len(data)
         if self._refused:
-            if self._around > _LEFTOVER:
+            if self._framing_bytes > _LEFTOVER:
                 self.transport.abort()
             return
         messages = self._messages
@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
         if begun and self._deadline is None:
             self._limit(HEAD_TIMEOUT)
         # The parser buffers bytes that are neither a header nor a body yet, without a limit of its own.
-        if self._around > MAX_HEAD_BYTES + (_FRAMING + 1) * self._body_bytes:
+        if self._framing_bytes > MAX_HEAD_BYTES + (_FRAMING + 1) * self._body_bytes:
             self._refuse_head()
 
     def _parse(self, data: bytes | memoryview) -> None:
@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue, self._framed = b"", [], False, False
         self._in_head = True
         self._headers = self._head_bytes = 0
-        self._around = self._body_bytes = 0
+        self._framing_bytes = self._body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -265,7 +265,7 @@ class Connection(HttpToolsProtocol):
             self._answer_directly(b"".join(self._wait_no_more()))
         self._in_body = False
         self._messages += 1
-        self._around = self._body_bytes = 0
+        self._framing_bytes = self._body_bytes = 0
         self._limit(None)
 
     def _answer_directly(self, body: bytes) -> None:

@@ -49,8 +49,8 @@ ODD_KEYS = [
 ]
 
 
-def turn(txn: int, name: str = "a") -> Changes:
-    """A turn that writes its number into the header, a record and a blob, and removes those of the turn before the last."""
+def cycle(txn: int, name: str = "a") -> Changes:
+    """A cycle that writes its number into the header, a record and a blob, and removes those of the cycle before the last."""
     changes = Changes(
         txn, b"header %d" % txn, puts={(RecordKind.EXTENT, f"{name}{txn}"): b"extent %d" % txn}, blobs={txn: b"blob %d" % txn}
     )
@@ -61,7 +61,7 @@ def turn(txn: int, name: str = "a") -> Changes:
 
 
 def after(txn: int, name: str = "a") -> Snapshot:
-    """Expected state after the turns 1 to `txn`."""
+    """Expected state after the cycles 1 to `txn`."""
     left = range(max(1, txn - 1), txn + 1)
     return Snapshot(txn, b"header %d" % txn, {(RecordKind.EXTENT, f"{name}{number}"): b"extent %d" % number for number in left})
 
@@ -123,16 +123,16 @@ class PartitionStoreSuite:
     @with_store
     async def test_a_snapshot_is_not_touched_by_what_comes_after(self, store: PartitionStore) -> None:
         opened = await store.open(REF, FENCE)
-        await store.apply(REF, turn(1), FENCE)
+        await store.apply(REF, cycle(1), FENCE)
         browsed = await store.browse(REF)
-        await store.apply(REF, turn(2), FENCE)
+        await store.apply(REF, cycle(2), FENCE)
         assert opened == EMPTY
         assert browsed == after(1)
 
     @with_store
     async def test_the_caller_may_reuse_its_changes(self, store: PartitionStore) -> None:
         await store.open(REF, FENCE)
-        changes = turn(1)
+        changes = cycle(1)
         await store.apply(REF, changes, FENCE)
         changes.puts.clear()
         changes.blobs.clear()
@@ -156,7 +156,7 @@ class PartitionStoreSuite:
     async def test_a_missing_blob_is_missing_from_the_answer(self, store: PartitionStore) -> None:
         await store.open(REF, FENCE)
         for txn in (1, 2, 3):
-            await store.apply(REF, turn(txn), FENCE)
+            await store.apply(REF, cycle(txn), FENCE)
         assert await store.read(REF, [3, 1, 2, 4]) == {2: b"blob 2", 3: b"blob 3"}
         assert await store.read(REF, []) == {}
 
@@ -184,28 +184,28 @@ class PartitionStoreSuite:
     # Turns
 
     @with_store
-    async def test_a_turn_that_was_applied_is_done_and_changes_nothing(self, store: PartitionStore) -> None:
+    async def test_a_cycle_that_was_applied_is_done_and_changes_nothing(self, store: PartitionStore) -> None:
         await store.open(REF, FENCE)
         for txn in (1, 2, 3):
-            await store.apply(REF, turn(txn), FENCE)
+            await store.apply(REF, cycle(txn), FENCE)
         for txn in (3, 2, 1):
-            assert await store.apply(REF, turn(txn), FENCE) is Outcome.DONE
+            assert await store.apply(REF, cycle(txn), FENCE) is Outcome.DONE
         assert await store.browse(REF) == after(3)
         assert await store.read(REF, [1, 2, 3]) == {2: b"blob 2", 3: b"blob 3"}
-        assert await store.apply(REF, turn(4), FENCE) is Outcome.DONE
+        assert await store.apply(REF, cycle(4), FENCE) is Outcome.DONE
 
     @with_store
-    async def test_a_turn_that_leaves_a_gap_is_refused(self, store: PartitionStore) -> None:
+    async def test_a_cycle_that_leaves_a_gap_is_refused(self, store: PartitionStore) -> None:
         await store.open(REF, FENCE)
-        assert await store.apply(REF, turn(2), FENCE) is Outcome.REFUSED
+        assert await store.apply(REF, cycle(2), FENCE) is Outcome.REFUSED
         assert await store.browse(REF) == EMPTY
-        await store.apply(REF, turn(1), FENCE)
-        assert await store.apply(REF, turn(3), FENCE) is Outcome.REFUSED
+        await store.apply(REF, cycle(1), FENCE)
+        assert await store.apply(REF, cycle(3), FENCE) is Outcome.REFUSED
         assert await store.browse(REF) == after(1)
         assert await store.read(REF, [1, 2, 3]) == {1: b"blob 1"}
 
     @with_store
-    async def test_a_snapshot_never_shows_half_a_turn(self, store: PartitionStore) -> None:
+    async def test_a_snapshot_never_shows_half_a_cycle(self, store: PartitionStore) -> None:
         await store.open(REF, FENCE)
         seen: list[Snapshot] = []
 
@@ -217,7 +217,7 @@ class PartitionStoreSuite:
         async with asyncio.TaskGroup() as group:
             group.create_task(look())
             for txn in range(1, 61):
-                assert await store.apply(REF, turn(txn), FENCE) is Outcome.DONE
+                assert await store.apply(REF, cycle(txn), FENCE) is Outcome.DONE
                 await asyncio.sleep(0)
         assert all(snapshot == (after(snapshot.txn) if snapshot.txn else EMPTY) for snapshot in seen)
 
@@ -225,7 +225,7 @@ class PartitionStoreSuite:
 
     @with_store
     async def test_nothing_is_applied_before_open(self, store: PartitionStore) -> None:
-        assert await store.apply(REF, turn(1), FENCE) is Outcome.REFUSED
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.REFUSED
         assert await store.open(REF, FENCE) == EMPTY
 
     @pytest.mark.parametrize("fence", LOWER, ids=str)
@@ -233,36 +233,36 @@ class PartitionStoreSuite:
     async def test_a_lower_fence_cannot_open(self, store: PartitionStore, fence: Fence) -> None:
         current = Fence(1, 2, 2)
         await store.open(REF, current)
-        await store.apply(REF, turn(1), current)
+        await store.apply(REF, cycle(1), current)
         with pytest.raises(FencedError):
             await store.open(REF, fence)
-        assert await store.apply(REF, turn(2), current) is Outcome.DONE
+        assert await store.apply(REF, cycle(2), current) is Outcome.DONE
         assert await store.browse(REF) == after(2)
 
     @pytest.mark.parametrize("fence", LOWER, ids=str)
     @with_store
     async def test_a_former_owner_changes_nothing(self, store: PartitionStore, fence: Fence) -> None:
         await store.open(REF, fence)
-        await store.apply(REF, turn(1), fence)
+        await store.apply(REF, cycle(1), fence)
         assert await store.open(REF, Fence(1, 2, 2)) == after(1)
-        assert await store.apply(REF, turn(2), fence) is Outcome.REFUSED
+        assert await store.apply(REF, cycle(2), fence) is Outcome.REFUSED
         assert await store.browse(REF) == after(1)
         assert await store.read(REF, [1, 2]) == {1: b"blob 1"}
-        assert await store.apply(REF, turn(2, "b"), Fence(1, 2, 2)) is Outcome.DONE
+        assert await store.apply(REF, cycle(2, "b"), Fence(1, 2, 2)) is Outcome.DONE
 
     @with_store
     async def test_a_fence_that_has_not_opened_is_refused(self, store: PartitionStore) -> None:
         await store.open(REF, FENCE)
-        assert await store.apply(REF, turn(1), Fence(1, 1, 2)) is Outcome.REFUSED
+        assert await store.apply(REF, cycle(1), Fence(1, 1, 2)) is Outcome.REFUSED
         assert await store.browse(REF) == EMPTY
-        assert await store.apply(REF, turn(1), FENCE) is Outcome.DONE
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.DONE
 
     @with_store
     async def test_looking_leaves_the_fence_alone(self, store: PartitionStore) -> None:
         await store.open(REF, FENCE)
         await store.browse(REF)
         await store.read(REF, [1])
-        assert await store.apply(REF, turn(1), FENCE) is Outcome.DONE
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.DONE
 
     # Lives of a store
 
@@ -272,7 +272,7 @@ class PartitionStoreSuite:
         async with Opened(open_store) as store:
             await store.open(REF, FENCE)
             for txn in (1, 2, 3):
-                await store.apply(REF, turn(txn), FENCE)
+                await store.apply(REF, cycle(txn), FENCE)
             await store.apply(REF, Changes(4, b"four", blobs={4: blob}), FENCE)
         async with Opened(open_store) as store:
             expected = Snapshot(4, b"four", after(3).records)
@@ -282,26 +282,26 @@ class PartitionStoreSuite:
             assert await store.apply(REF, Changes(5, b"five"), Fence(1, 2, 1)) is Outcome.DONE
 
     @driven
-    async def test_a_store_opened_again_remembers_the_fence_and_the_turn(self, open_store: OpenStore[PartitionStore]) -> None:
+    async def test_a_store_opened_again_remembers_the_fence_and_the_cycle(self, open_store: OpenStore[PartitionStore]) -> None:
         async with Opened(open_store) as store:
             await store.open(REF, Fence(1, 2, 2))
-            await store.apply(REF, turn(1), Fence(1, 2, 2))
+            await store.apply(REF, cycle(1), Fence(1, 2, 2))
         async with Opened(open_store) as store:
-            assert await store.apply(REF, turn(1), Fence(1, 2, 2)) is Outcome.DONE
+            assert await store.apply(REF, cycle(1), Fence(1, 2, 2)) is Outcome.DONE
             with pytest.raises(FencedError):
                 await store.open(REF, Fence(1, 2, 1))
-            assert await store.apply(REF, turn(2), Fence(1, 2, 1)) is Outcome.REFUSED
+            assert await store.apply(REF, cycle(2), Fence(1, 2, 1)) is Outcome.REFUSED
             assert await store.browse(REF) == after(1)
 
     @with_store
     async def test_a_dropped_partition_is_gone(self, store: PartitionStore) -> None:
         for ref in (REF, OTHER):
             await store.open(ref, FENCE)
-            await store.apply(ref, turn(1), FENCE)
+            await store.apply(ref, cycle(1), FENCE)
         await store.drop(REF)
         assert await store.browse(REF) == EMPTY
         assert await store.read(REF, [1]) == {}
-        assert await store.apply(REF, turn(2), FENCE) is Outcome.REFUSED
+        assert await store.apply(REF, cycle(2), FENCE) is Outcome.REFUSED
         await store.drop(REF)
         await store.drop(PartitionRef("k7f3q2ma", 99))
         assert await store.browse(OTHER) == after(1)
@@ -311,14 +311,14 @@ class PartitionStoreSuite:
         await store.release(REF)
         assert await store.browse(REF) == EMPTY
         await store.open(REF, FENCE)
-        assert await store.apply(REF, turn(1), FENCE) is Outcome.DONE
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.DONE
         await store.release(REF)
         await store.release(REF)
         assert await store.read(REF, [1]) == {1: b"blob 1"}
         await store.release(REF)
-        assert await store.apply(REF, turn(2), FENCE) is Outcome.DONE
+        assert await store.apply(REF, cycle(2), FENCE) is Outcome.DONE
         # Concurrently with a commit.
-        _, done, _ = await asyncio.gather(store.release(REF), store.apply(REF, turn(3), FENCE), store.release(REF))
+        _, done, _ = await asyncio.gather(store.release(REF), store.apply(REF, cycle(3), FENCE), store.release(REF))
         assert done is Outcome.DONE
         assert await store.browse(REF) == after(3)
         await store.release(REF)
@@ -328,7 +328,7 @@ class PartitionStoreSuite:
     async def test_a_dropped_partition_stays_gone(self, open_store: OpenStore[PartitionStore]) -> None:
         async with Opened(open_store) as store:
             await store.open(REF, FENCE)
-            await store.apply(REF, turn(1), FENCE)
+            await store.apply(REF, cycle(1), FENCE)
             await store.drop(REF)
         async with Opened(open_store) as store:
             assert await store.browse(REF) == EMPTY
@@ -341,7 +341,7 @@ class PartitionStoreSuite:
             name = f"{ref.incarnation}{ref.partition}"
             assert await store.open(ref, FENCE) == EMPTY
             for txn in range(1, 6):
-                assert await store.apply(ref, turn(txn, name), FENCE) is Outcome.DONE
+                assert await store.apply(ref, cycle(txn, name), FENCE) is Outcome.DONE
                 assert await store.read(ref, [txn]) == {txn: b"blob %d" % txn}
             assert await store.browse(ref) == after(5, name)
 
@@ -350,11 +350,11 @@ class PartitionStoreSuite:
                 group.create_task(work(ref))
 
     @with_store
-    async def test_a_cancelled_caller_leaves_no_half_turn(self, store: PartitionStore) -> None:
+    async def test_a_cancelled_caller_leaves_no_half_cycle(self, store: PartitionStore) -> None:
         fence, txn = FENCE, 0
         await store.open(REF, fence)
         for opening in range(2, 22):
-            task = asyncio.create_task(store.apply(REF, turn(txn + 1), fence))
+            task = asyncio.create_task(store.apply(REF, cycle(txn + 1), fence))
             for _ in range(opening % 4):
                 await asyncio.sleep(0)
             task.cancel()
@@ -364,7 +364,7 @@ class PartitionStoreSuite:
             assert snapshot.txn in (txn, txn + 1)
             txn = snapshot.txn + 1
             assert snapshot == (after(snapshot.txn) if snapshot.txn else EMPTY)
-            assert await store.apply(REF, turn(txn), fence) is Outcome.DONE
+            assert await store.apply(REF, cycle(txn), fence) is Outcome.DONE
 
     # Being the storage that it was
 
@@ -390,7 +390,7 @@ class PartitionStoreSuite:
             with pytest.raises(LostError, match=f"{REF.incarnation}-{REF.partition} is not there"):
                 await store.open(REF, FENCE, least)
         # The failed opens have created nothing.
-        assert await store.apply(REF, turn(1), FENCE) is Outcome.REFUSED
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.REFUSED
         assert await store.open(REF, LOWER[0]) == EMPTY
         await store.drop(REF)
         with pytest.raises(LostError):
@@ -400,26 +400,26 @@ class PartitionStoreSuite:
     async def test_what_is_there_is_opened(self, store: PartitionStore) -> None:
         await store.open(REF, FENCE)
         assert await store.open(REF, Fence(1, 1, 2), Least(FENCE)) == EMPTY
-        assert await store.apply(REF, turn(1), Fence(1, 1, 2)) is Outcome.DONE
-        assert await store.apply(REF, turn(2), Fence(1, 1, 2)) is Outcome.DONE
+        assert await store.apply(REF, cycle(1), Fence(1, 1, 2)) is Outcome.DONE
+        assert await store.apply(REF, cycle(2), Fence(1, 1, 2)) is Outcome.DONE
         for opening, least in enumerate((Least(Fence(0, 0, 0)), Least(Fence(1, 1, 2), 1), Least(Fence(1, 1, 4), 2)), 3):
             assert await store.open(REF, Fence(1, 1, opening), least) == after(2)
 
     @with_store
     async def test_what_is_older_than_it_must_be_is_not_opened(self, store: PartitionStore) -> None:
         await store.open(REF, Fence(1, 2, 2))
-        assert await store.apply(REF, turn(1), Fence(1, 2, 2)) is Outcome.DONE
+        assert await store.apply(REF, cycle(1), Fence(1, 2, 2)) is Outcome.DONE
         for least in (Least(Fence(1, 2, 3)), Least(Fence(1, 3, 0)), Least(Fence(2, 0, 0)), Least(Fence(1, 2, 2), 2), Least(FENCE, 2)):
             with pytest.raises(LostError, match=f"{REF.incarnation}-{REF.partition} "):
                 await store.open(REF, Fence(9, 0, 0), least)
         # The fence is unchanged: the present owner continues.
-        assert await store.apply(REF, turn(2), Fence(1, 2, 2)) is Outcome.DONE
+        assert await store.apply(REF, cycle(2), Fence(1, 2, 2)) is Outcome.DONE
         with pytest.raises(FencedError):
             await store.open(REF, LOWER[0], Least(Fence(9, 9, 9)))
 
     @driven
     async def test_no_fence_opens_twice(self, open_store: OpenStore[PartitionStore]) -> None:
-        """A copy of a server has the same grants and so the same fences: each of the two would take the other's turns for its own."""
+        """A copy of a server has the same grants and so the same fences: each of the two would take the other's cycles for its own."""
         for is_first in (True, False):
             async with Opened(open_store) as store:
                 if is_first:
@@ -427,7 +427,7 @@ class PartitionStoreSuite:
                 for least in (None, Least(FENCE)):
                     with pytest.raises(FencedError, match="no fence is given twice"):
                         await store.open(REF, FENCE, least)
-                assert await store.apply(REF, turn(1 if is_first else 2), FENCE) is Outcome.DONE
+                assert await store.apply(REF, cycle(1 if is_first else 2), FENCE) is Outcome.DONE
         async with Opened(open_store) as store:
             assert await store.open(REF, Fence(1, 1, 2), Least(FENCE, 1)) == after(2)
             results = await asyncio.gather(*(store.open(OTHER, FENCE) for _ in range(3)), return_exceptions=True)

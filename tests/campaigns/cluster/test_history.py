@@ -11,7 +11,7 @@ from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Fence, PartitionRef
 from sluiceway.testing.drive import driven
-from sluiceway.testing.partition_store_suite import turn
+from sluiceway.testing.partition_store_suite import cycle
 from tests.campaigns.cluster.history import History, Write, faults, instance_of, written_too_late
 from tests.servers.postgres_server import PostgresServer, server_or_skip
 
@@ -59,10 +59,10 @@ async def test_the_trigger_notes_openings_and_turns_with_their_writer(postgres: 
     history = History(dsn)
     old, new = Fence(*OLD), Fence(*NEW)
     await first.open(ref, old)
-    assert await first.apply(ref, turn(1), old) is Outcome.DONE
+    assert await first.apply(ref, cycle(1), old) is Outcome.DONE
     await second.open(ref, new)
-    assert await first.apply(ref, turn(2), old) is Outcome.REFUSED
-    assert await second.apply(ref, turn(2), new) is Outcome.DONE
+    assert await first.apply(ref, cycle(2), old) is Outcome.REFUSED
+    assert await second.apply(ref, cycle(2), new) is Outcome.DONE
     seen = [(write.place, write.fence, write.txn, write.writer) for write in history.writes()]
     place = ("k7f3q2ma", 3)
     assert seen == [(place, OLD, 0, "i0.1"), (place, OLD, 1, "i0.1"), (place, NEW, 1, "i1.1"), (place, NEW, 2, "i1.1")]

@@ -22,8 +22,8 @@ LONG: Millis = 3_600_000
 
 
 def unfence() -> None:
-    assert FENCED in postgres._TURN
-    postgres._TURN = postgres._TURN.replace(FENCED, UNFENCED)
+    assert FENCED in postgres._CYCLE
+    postgres._CYCLE = postgres._CYCLE.replace(FENCED, UNFENCED)
     honest = GroupMember._serve
 
     async def serve(self: GroupMember, owned: Mapping[str, Token], lease_deadline: Millis) -> None:

@@ -63,36 +63,36 @@ SELECT wanted.number, found.crc, found.data FROM partition, unnest(%b::int8[]) A
     SELECT crc, data FROM blob WHERE blob.partition_id = partition.id AND blob.number = wanted.number LIMIT 1) AS found
 WHERE incarnation = %s AND partition = %b"""
 
-# A cycle is one statement, hence one transaction: all its changes depend on the row that `turn` found and locked. Rows are looked up one by
-# one in a subquery: for a join, the planner would read all rows while it believes that they are few.
-_TURN: LiteralString = """
-WITH turn AS (
+# A cycle is one statement, hence one transaction: all its changes depend on the row that `locked` found. Rows are looked up one by one in a
+# subquery: for a join, the planner would read all rows while it believes that they are few.
+_CYCLE: LiteralString = """
+WITH locked AS (
     UPDATE partition SET txn = %b, header = %b, crc = %b
     WHERE incarnation = %s AND partition = %b AND fence_era = %b AND fence_grant = %b AND fence_opening = %b AND txn = %b
     RETURNING id)"""
 _DROPPED_BLOBS: LiteralString = """, dropped AS (
     DELETE FROM blob WHERE ctid = ANY (ARRAY (
-        SELECT (SELECT ctid FROM blob WHERE partition_id = turn.id AND number = gone.number)
-        FROM turn, unnest(%b::int8[]) AS gone (number))))"""
+        SELECT (SELECT ctid FROM blob WHERE partition_id = locked.id AND number = gone.number)
+        FROM locked, unnest(%b::int8[]) AS gone (number))))"""
 _BLOBS: LiteralString = """, stored AS (
     INSERT INTO blob (partition_id, number, crc, data)
-    SELECT id, fresh.* FROM turn, unnest(%b::int8[], %b::int8[], %b::bytea[]) AS fresh)"""
+    SELECT id, fresh.* FROM locked, unnest(%b::int8[], %b::int8[], %b::bytea[]) AS fresh)"""
 _COMPACTED_BLOBS: LiteralString = """, compacted AS (
     UPDATE blob SET crc = fresh.crc, data = fresh.data
     FROM unnest(%b::int8[], %b::int8[], %b::bytea[]) AS fresh (number, crc, data)
     WHERE blob.number = fresh.number AND ctid = ANY (ARRAY (
-        SELECT (SELECT ctid FROM blob WHERE partition_id = turn.id AND number = old.number)
-        FROM turn, unnest(%b::int8[]) AS old (number))))"""
+        SELECT (SELECT ctid FROM blob WHERE partition_id = locked.id AND number = old.number)
+        FROM locked, unnest(%b::int8[]) AS old (number))))"""
 _DELETES: LiteralString = """, deleted AS (
     DELETE FROM record WHERE ctid = ANY (ARRAY (
-        SELECT (SELECT ctid FROM record WHERE partition_id = turn.id AND key = gone.key)
-        FROM turn, unnest(%b::bytea[]) AS gone (key))))"""
+        SELECT (SELECT ctid FROM record WHERE partition_id = locked.id AND key = gone.key)
+        FROM locked, unnest(%b::bytea[]) AS gone (key))))"""
 _PUTS: LiteralString = """, put AS (
     INSERT INTO record (partition_id, key, crc, value)
-    SELECT id, fresh.* FROM turn, unnest(%b::bytea[], %b::int8[], %b::bytea[]) AS fresh
+    SELECT id, fresh.* FROM locked, unnest(%b::bytea[], %b::int8[], %b::bytea[]) AS fresh
     ON CONFLICT (partition_id, key) DO UPDATE SET crc = excluded.crc, value = excluded.value)"""
-_TURN_END: LiteralString = """
-SELECT (SELECT count(*) FROM turn), set_config('synchronous_commit', 'on', true)"""
+_CYCLE_END: LiteralString = """
+SELECT (SELECT count(*) FROM locked), set_config('synchronous_commit', 'on', true)"""
 
 _DROP_BLOBS = "DELETE FROM blob WHERE ctid = ANY (ARRAY (SELECT ctid FROM blob WHERE partition_id = %b LIMIT %b)) RETURNING 1"
 _DROP_RECORDS = "DELETE FROM record WHERE ctid = ANY (ARRAY (SELECT ctid FROM record WHERE partition_id = %b LIMIT %b)) RETURNING 1"
@@ -128,7 +128,7 @@ class PostgresPartitionStore:
         return await self._carry_out(self._open(ref, fence, least))
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
-        return await self._carry_out(self._apply(ref, changes.txn, fence, *_turn(ref, changes, fence)))
+        return await self._carry_out(self._apply(ref, changes.txn, fence, *_cycle(ref, changes, fence)))
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
         return await self._carry_out(self._read(ref, blobs)) if blobs else {}
@@ -265,10 +265,10 @@ async def _commit(link: Link, ref: PartitionRef, txn: int, fence: Fence, query: 
     return Outcome.DONE if any(Fence(*row[1:4]) == fence and row[4] >= txn for row in rows) else Outcome.REFUSED
 
 
-def _turn(ref: PartitionRef, changes: Changes, fence: Fence) -> tuple[LiteralString, list[object]]:
+def _cycle(ref: PartitionRef, changes: Changes, fence: Fence) -> tuple[LiteralString, list[object]]:
     """The statement that carries out the changes, and its parameters."""
     crc = Int8(_row_crc(fence, changes.txn, changes.header))
-    parts = [_TURN]
+    parts = [_CYCLE]
     params: list[object] = [Int8(changes.txn), changes.header, crc, *_place(ref), *map(Int8, fence), Int8(changes.txn - 1)]
     if changes.dropped_blobs:
         parts.append(_DROPPED_BLOBS)
@@ -289,7 +289,7 @@ def _turn(ref: PartitionRef, changes: Changes, fence: Fence) -> tuple[LiteralStr
         parts.append(_PUTS)
         keys, values = [_encoded(key) for key in changes.puts], list(changes.puts.values())
         params += [keys, [Int8(_record_crc(key, value)) for key, value in zip(keys, values, strict=True)], values]
-    return "".join([*parts, _TURN_END]), params
+    return "".join([*parts, _CYCLE_END]), params
 
 
 async def _load(link: Link, ref: PartitionRef, row: tuple[Any, ...]) -> Snapshot:

@@ -456,7 +456,9 @@ class Client:
         # Imported here because a consumer needs asyncio, and importing that adds half to the start-up time of the command line.
         from sluiceway.client._sync.consumer import open_consumer
 
-        manager = consumer_common.keeper(prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._channel.retry_for))
+        manager = consumer_common.new_lease_manager(
+            prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._channel.retry_for)
+        )
         return open_consumer(self._channel, queue_name, self.client_id, manager)
 
     # -- partitions and rebalances -------------------------------------------------------------------------------------

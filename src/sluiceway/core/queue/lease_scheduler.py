@@ -26,8 +26,8 @@ class LeaseScheduler:
     """The leases of a logical queue: `waiters` have been given nothing yet."""
 
     def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
-        self.board = ExecutorIndex(PartitionExecutor(number, incarnation) for number in partitions)
-        self.executors = self.board.executors
+        self.index = ExecutorIndex(PartitionExecutor(number, incarnation) for number in partitions)
+        self.executors = self.index.executors
         self.lease_timeout = lease_timeout
         self.paused: frozenset[Verb] = frozenset()
         self.waiters: dict[int, Ticket] = {}
@@ -88,7 +88,7 @@ class LeaseScheduler:
         if name is None:
             return False
         if ticket.lease_from is None:
-            return any(executor.may_hold(name) for executor in self.board.closed())
+            return any(executor.may_hold(name) for executor in self.index.closed())
         return any(executor.is_away for executor in self._executors_for(ticket))
 
     # ---- distribution -----------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class LeaseScheduler:
                 continue
             full = executor is not None and has >= executor.together(len(self.waiters))
             if not over and (full or request.batch_size > left):
-                executor, has = self.board.take_stocked(request.client_id), 0
+                executor, has = self.index.take_stocked(request.client_id), 0
                 if executor is not None:
                     sources.append(executor)
                     left = executor.servable
@@ -156,7 +156,7 @@ class LeaseScheduler:
         return groups, anywhere
 
     def _servable(self, late: list[Ticket], now: Millis) -> Iterator[Ticket]:
-        """The next waiters; per lease key only the first, and none whose earlier lease may still turn up.
+        """The next waiters; per lease key only the first, and none whose earlier lease may still cycle up.
 
         Adds to `late` the waiters whose lease would come too late, and those for which nothing can come any more.
         """
@@ -211,7 +211,7 @@ class LeaseScheduler:
         at = 0
         while wanted > 0 and len(had) < request.max_partitions:
             if at == len(sources):
-                further = self.board.take_stocked(request.client_id)
+                further = self.index.take_stocked(request.client_id)
                 if further is None:
                     return
                 sources.append(further)
@@ -237,7 +237,7 @@ class LeaseScheduler:
         self._choices += 1
         executor.last_leased = self._choices
         if request.partition is None:
-            self.board.serves(request.client_id, executor.number)
+            self.index.serves(request.client_id, executor.number)
         self.waiters.pop(ticket.number, None)
         grant = executor.grant(lease.number, lease.count, now + timeout)
         ticket.awaiting += 1
@@ -263,7 +263,7 @@ class LeaseScheduler:
 
         A committing executor may have items for them in a moment.
         """
-        if any(executor.state is LaneState.STOPPED for executor in self.board.closed()):
+        if any(executor.state is LaneState.STOPPED for executor in self.index.closed()):
             # Even before the deadline: nothing in there will come.
             for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from is not None]:
                 executor = self.executors.get(ticket.lease_from)  # type: ignore[arg-type]
@@ -272,11 +272,11 @@ class LeaseScheduler:
         late = [ticket for ticket in self._late_leases.values() if ticket.number in self.waiters]
         if not late:
             return
-        coming = {executor.number for executor in self.board.writing() if executor.servable and not executor.degraded}
+        coming = {executor.number for executor in self.index.writing() if executor.servable and not executor.degraded}
         # An expired item at the head hides those behind it until its timer runs.
         coming |= {
             executor.number
-            for executor in self.board.visited()
+            for executor in self.index.visited()
             if executor.state is LaneState.READY and executor.servable and executor.is_due(now)
         }
         for ticket in late:

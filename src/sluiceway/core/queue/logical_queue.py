@@ -1,6 +1,6 @@
 """Logical queue: the single-threaded scheduler between requests and partitions.
 
-A pure machine. Events come in through `submit`, `cancel`, `opened`, `committed`, `transferred`; `turn(now)` is one scheduling cycle: it
+A pure machine. Events come in through `submit`, `cancel`, `opened`, `committed`, `transferred`; `cycle(now)` is one scheduling cycle: it
 decides, and returns effects for the driver to carry out. A cycle gathers waiting requests, distributes them over the executors, makes one
 change set per executor and settles what was committed. No reply leaves before the commit that it depends on.
 """
@@ -287,18 +287,18 @@ class LogicalQueue(LeaseScheduler):
 
     # ---- scheduling cycle -------------------------------------------------------------------------------------
 
-    def turn(self, now: Millis, timers: int | None = None) -> list[Effect]:
+    def cycle(self, now: Millis, timers: int | None = None) -> list[Effect]:
         """Run one scheduling cycle and return its effects, for the driver to carry out in order.
 
         Handles at most `timers` expired leases and due entries (None: TIMER_BATCH); `timers_done` has their number.
         """
         self._again_at = None
         self._time_out(now)
-        self._reopen(self.board.begin_turn(now), now)
+        self._reopen(self.index.begin_cycle(now), now)
         self._find_keyed(now)
         self._spread(now)
         self._distribute(now)
-        idle = [executor for executor in self.board.visited() if executor.state is LaneState.READY]
+        idle = [executor for executor in self.index.visited() if executor.state is LaneState.READY]
         self.timers_done = 0
         self._run_timers(idle, TIMER_BATCH if timers is None else timers, now)
         for executor in idle:
@@ -306,12 +306,12 @@ class LogicalQueue(LeaseScheduler):
                 self._attempt(PartitionExecutor.work, executor, now)
                 self._look_on(executor, now)
         self._deal(now)
-        for executor in self.board.visited():
+        for executor in self.index.visited():
             if executor.state is LaneState.READY and (executor.answers or executor.partition.is_changed):
                 self._attempt(self._commit, executor, now)
             self._effects += executor.start_transfers(now)
         self._answer_empty(now)
-        self.board.end_turn()
+        self.index.end_cycle()
         effects, self._effects = self._effects, []
         return effects
 
@@ -345,12 +345,12 @@ class LogicalQueue(LeaseScheduler):
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._again_at is not None:
             times.append(self._again_at)
-        if (at := self.board.wake_at()) is not None:
+        if (at := self.index.wake_at()) is not None:
             times.append(at)
         if self._patience:
             times += [
                 int(executor.committing_since + self._patience) + 1
-                for executor in self.board.writing()
+                for executor in self.index.writing()
                 if (executor.accepted or (self._routed and (executor.waiting or executor.answers))) and not executor.degraded
             ]
         return min(times) if times else None
@@ -377,11 +377,11 @@ class LogicalQueue(LeaseScheduler):
 
     def _judge(self, now: Millis) -> None:
         """Compare the executors' speeds, if any may be slow."""
-        if self._uneven or self.board.may_be_slow(now):
+        if self._uneven or self.index.may_be_slow(now):
             self._patience = judge(self.executors.values(), now)
             self._uneven = any(executor.degraded for executor in self.executors.values())
         else:
-            self._patience = least_patience(self.board.working)
+            self._patience = least_patience(self.index.working)
 
     def _spread(self, now: Millis) -> None:
         """Take work not yet begun, and movable, from executors that hang."""
@@ -422,7 +422,7 @@ class LogicalQueue(LeaseScheduler):
         if last is not None and (self._stays >= STAYS or not last.shares(nbytes, requests, now)):
             last = None
         if last is None or self._fewest is None or last.has_or_will > self._fewest + SLACK:
-            executor = choose(self.executors.values(), now) if self._uneven else self.board.emptiest()
+            executor = choose(self.executors.values(), now) if self._uneven else self.index.emptiest()
             if executor is None or executor.degraded:
                 return executor
             self._fewest = executor.has_or_will
@@ -495,7 +495,7 @@ class LogicalQueue(LeaseScheduler):
             quick = [executor for executor in self.executors.values() if executor.takes_items and not executor.degraded]
             emptiest = min(quick, key=PartitionExecutor.candidate, default=None)
         else:
-            emptiest = self.board.emptiest()
+            emptiest = self.index.emptiest()
         if emptiest is None or emptiest is home:
             return home
         # For the rest of the cycle: until its end the value only grows.

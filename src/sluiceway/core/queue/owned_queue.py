@@ -41,7 +41,7 @@ class OwnedQueue(LogicalQueue):
         """Add this partition; the next cycle opens it."""
         assert number not in self.executors, f"partition {number} is served already"
         executor = PartitionExecutor(number, self._incarnation, opening=self._openings.get(number, 0))
-        self.board.add(executor)
+        self.index.add(executor)
         self._instruct(executor)
 
     def lose(self, number: int) -> bool:
@@ -59,7 +59,7 @@ class OwnedQueue(LogicalQueue):
 
     def drop(self, number: int) -> None:
         """Remove this partition. The outcome of a commit in flight will not be known."""
-        executor = self.board.remove(number)
+        executor = self.index.remove(number)
         if executor is None:
             return
         self._tallies.end(executor)
@@ -97,7 +97,7 @@ class OwnedQueue(LogicalQueue):
         """Whether a lease has been given items, or will be once executors here have committed, so that no other instance need be asked."""
         if ticket.number not in self.waiters:
             return True
-        writing = (executor for executor in self.board.writing() if not (executor.degraded or executor.leaving))
+        writing = (executor for executor in self.index.writing() if not (executor.degraded or executor.leaving))
         return sum(executor.servable for executor in writing) >= len(self.waiters)
 
     def _is_elsewhere(self, executor: PartitionExecutor | None, request: Produce) -> bool:
@@ -174,8 +174,8 @@ class OwnedQueue(LogicalQueue):
     @property
     def is_queued(self) -> bool:
         """Whether requests wait behind a commit in each partition that takes work."""
-        working = self.board.working
-        writing = [executor for executor in self.board.writing() if executor.takes_work]
+        working = self.index.working
+        writing = [executor for executor in self.index.writing() if executor.takes_work]
         return 0 < working <= sum(bool(executor.waiting) for executor in writing)
 
     def note_queued(self, now: Millis, share: int) -> int:
