@@ -12,7 +12,7 @@ from sluiceway.core.partition.partition import Intended
 from sluiceway.core.queue import lease_scheduler, logical_queue
 from sluiceway.core.queue.lease_scheduler import LeaseScheduler
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
+from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
 from sluiceway.core.queue.tickets import Reply, Route
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
@@ -28,7 +28,7 @@ def replies_before_the_commit(original: Any) -> Any:
     def commit(self: Any, executor: Any, now: int) -> None:
         answers = list(executor.answers)
         original(self, executor, now)
-        if executor.state is LaneState.COMMITTING:
+        if executor.state is ExecutorState.COMMITTING:
             executor.answers = answers
             self._land(executor, True, now)
 
@@ -62,7 +62,7 @@ def keeps_its_state_after_a_refusal(original: Any) -> Any:
     def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
         executor = self.executors[number]
         if outcome is Outcome.REFUSED and opening == executor.opening:
-            executor.state = LaneState.READY
+            executor.state = ExecutorState.READY
             self._land(executor, False, now)
         else:
             original(self, number, opening, outcome, now, **named)
@@ -100,7 +100,7 @@ def gives_a_partition_up(original: Any) -> Any:
     def fail(self: Any, executor: Any, now: int, final: bool) -> None:
         original(self, executor, now, final)
         if executor.failures == 3:
-            executor.state = LaneState.STOPPED
+            executor.state = ExecutorState.STOPPED
 
     return fail
 
@@ -112,7 +112,7 @@ def works_on_after_a_mistake(original: Any) -> Any:
     def attempt(self: Any, step: Any, executor: Any, now: int) -> None:
         kept = (executor.state, executor.retry_at, executor.failed_in_a_row)
         original(self, step, executor, now)
-        if executor.state is LaneState.FAILED:
+        if executor.state is ExecutorState.FAILED:
             executor.state, executor.retry_at, executor.failed_in_a_row = kept
 
     return attempt
@@ -186,7 +186,7 @@ def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
 
     def find(self: Any, now: int) -> None:
         for ticket in [ticket for ticket in self.waiters.values() if ticket.keyed]:
-            grants = [grant for executor, grant in self._keyed(ticket, now) if executor.state is LaneState.READY]
+            grants = [grant for executor, grant in self._keyed(ticket, now) if executor.state is ExecutorState.READY]
             if grants:
                 self._reply(ticket, grants)
 
@@ -221,7 +221,7 @@ def takes_what_is_unknown_for_refused(original: Any) -> Any:
 def keeps_lease_keys_waiting_for_all(original: Any) -> Any:
     """While any partition that will open again is closed, no lease with a key is served."""
     return lambda self, ticket: any(
-        not executor.takes_work and executor.state is not LaneState.STOPPED for executor in self.executors.values()
+        not executor.takes_work and executor.state is not ExecutorState.STOPPED for executor in self.executors.values()
     )
 
 
@@ -279,13 +279,13 @@ def sleeps_through_a_reopening(original: Any) -> Any:
     """No timer wakes the owner when a failed partition is due."""
 
     def wake_at(self: Any) -> Any:
-        failed = [executor for executor in self.executors.values() if executor.state is LaneState.FAILED]
+        failed = [executor for executor in self.executors.values() if executor.state is ExecutorState.FAILED]
         for executor in failed:
-            executor.state = LaneState.OPENING
+            executor.state = ExecutorState.OPENING
             executor.touch()
         at = original(self)
         for executor in failed:
-            executor.state = LaneState.FAILED
+            executor.state = ExecutorState.FAILED
             executor.touch()
         return at
 
@@ -337,7 +337,7 @@ def writes_the_target_before_the_intent(original: Any) -> Any:
 
     def commit(self: Any, executor: Any, now: int) -> None:
         original(self, executor, now)
-        if executor.state is LaneState.COMMITTING:
+        if executor.state is ExecutorState.COMMITTING:
             intends = [pair for pair in executor.answers if isinstance(pair[1], Intended) and not pair[0].done]
             executor.answers = [pair for pair in executor.answers if pair not in intends]
             for ticket, intended in intends:

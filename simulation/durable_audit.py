@@ -8,7 +8,7 @@ from simulation.known_items import Item
 from simulation.promises import check
 from simulation.simulated_queue import SimQueue
 from sluiceway.core.partition.queries import stats_of
-from sluiceway.core.queue.partition_executor import LaneState
+from sluiceway.core.queue.partition_executor import ExecutorState
 
 
 def audit(queues: Sequence[SimQueue]) -> None:
@@ -36,7 +36,7 @@ def _audit_memory(queue: SimQueue) -> None:
     """Check that an owner with nothing in flight counts exactly the durable items."""
     for executor in queue.owner.executors.values() if queue.owner is not None else ():
         store = queue.stores[executor.number]
-        if executor.state is LaneState.READY and executor.partition.txn == store.txn:
+        if executor.state is ExecutorState.READY and executor.partition.txn == store.txn:
             check(stats_of(executor.partition, 0) == stats_of(store.look(), 0), "an owner counts other items than are there")
 
 

@@ -18,7 +18,7 @@ from sluiceway.core.partition.key_slots import home_of
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.partition_executor import LONGEST_SAMPLE, LaneState, PartitionExecutor
+from sluiceway.core.queue.partition_executor import LONGEST_SAMPLE, ExecutorState, PartitionExecutor
 from sluiceway.core.queue.tickets import (
     Commit,
     Compact,
@@ -262,12 +262,13 @@ class Owner:
         """Check that no consumer waits while items are ready."""
         if "lease" in self.record.paused:
             return
-        if any(executor.state is LaneState.READY and executor.partition.ready_count for executor in machine.executors.values()):
+        if any(executor.state is ExecutorState.READY and executor.partition.ready_count for executor in machine.executors.values()):
             waits = any(not ticket.keyed for ticket in machine.waiters.values())
             check(not waits, "items are ready, and a consumer waits")
             # A closed partition that was open before cannot hold leases of a lease key that is new.
             known = all(
-                executor.takes_work or executor.knows_keys or executor.state is LaneState.STOPPED for executor in machine.executors.values()
+                executor.takes_work or executor.knows_keys or executor.state is ExecutorState.STOPPED
+                for executor in machine.executors.values()
             )
             new = known and any(self.queue.lease_keys[name] == 1 for ticket in machine.waiters.values() if (name := ticket.key_name))
             check(not new, "items are ready, and a consumer with a new lease key waits")
@@ -278,7 +279,7 @@ class Owner:
         if len(open_executors) < 2:
             return
         taking = {
-            executor.number: self.now() - executor.committing_since if executor.state is LaneState.COMMITTING else 0
+            executor.number: self.now() - executor.committing_since if executor.state is ExecutorState.COMMITTING else 0
             for executor in open_executors
         }
         typical = sorted(max(taking[executor.number], self._longest[executor.number]) for executor in open_executors)[
@@ -294,7 +295,7 @@ class Owner:
         if not self._gone and not self._returned:
             return
         for executor in self.executors.values():
-            if executor.state is LaneState.READY:
+            if executor.state is ExecutorState.READY:
                 for lease in executor.partition.leases.values():
                     kept = lease.client_id in self._gone or (executor.number, lease.number) in self._returned
                     check(not kept or lease.number in executor.given_back, "a client that went away before it was told holds a lease")

@@ -12,7 +12,7 @@ from simulation.promises import check
 from simulation.simulated_queue import SimQueue
 from simulation.world import MAX_JUMP, START, EventLog, Weather, World
 from sluiceway.contract.queue_settings import RetryBackoff
-from sluiceway.core.queue.partition_executor import LaneState
+from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.core.queue.tickets import Result
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -233,9 +233,9 @@ class History:
         for queue in self.queues:
             assert queue.owner is not None
             for executor in queue.owner.executors.values():
-                stopped = with_stopped and queue.hurt and executor.state is LaneState.STOPPED
+                stopped = with_stopped and queue.hurt and executor.state is ExecutorState.STOPPED
                 check(
-                    executor.state is LaneState.READY or stopped,
+                    executor.state is ExecutorState.READY or stopped,
                     f"{queue.incarnation}.{executor.number} did not recover: {executor.state.value}",
                 )
 
@@ -261,7 +261,7 @@ class History:
 
         owner = clients.queue.owner
         assert owner is not None
-        sound = next(executor.number for executor in owner.executors.values() if executor.state is LaneState.READY)
+        sound = next(executor.number for executor in owner.executors.values() if executor.state is ExecutorState.READY)
         items, rows = new_rows(clients.queue.incarnation, [next(self.numbers)], [None])
         clients.ledger.add(None, items, rows).unknown = True
         clients.queue.submit(Produce(rows, 5_000), answered, sound)
@@ -299,7 +299,7 @@ class History:
 
 def _ready(queue: SimQueue) -> int:
     assert queue.owner is not None
-    return sum(executor.state is LaneState.READY for executor in queue.owner.executors.values())
+    return sum(executor.state is ExecutorState.READY for executor in queue.owner.executors.values())
 
 
 def run_history(seed: int, log: EventLog | None = None) -> History:

@@ -28,7 +28,7 @@ from sluiceway.capture import (
 from sluiceway.capture import capture_process as capture_member
 from sluiceway.capture import registration as capture_begun
 from sluiceway.capture.config import STREAMS
-from sluiceway.capture.parts import open_meta, open_positions
+from sluiceway.capture.member_parts import open_meta, open_positions
 from sluiceway.core.group.group_records import Keys, MemberRecord, Parameters, Resource
 from sluiceway.core.group.task_state import State
 from sluiceway.kernel.errors import SluicewayError

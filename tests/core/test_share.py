@@ -10,7 +10,7 @@ from sluiceway.core.partition.key_slots import slot
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.queries import load
 from sluiceway.core.queue.owned_queue import OwnedQueue
-from sluiceway.core.queue.partition_executor import LaneState
+from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.core.queue.tickets import Commit, Effect, Open, Reply, Request, Ticket, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.changes import Snapshot
@@ -171,7 +171,7 @@ def test_late_events_of_a_partition_that_has_gone_are_nobodys() -> None:
     world.share.retry_now([0], world.now)
     world.gain(0)
     world.share.committed(0, opening, Outcome.UNKNOWN, world.now)
-    assert world.share.executors[0].state is LaneState.READY
+    assert world.share.executors[0].state is ExecutorState.READY
 
 
 @pytest.mark.parametrize("has_items", [True, False])
@@ -339,7 +339,7 @@ def test_a_lease_is_not_waited_for_where_nothing_is_given_out() -> None:
     world.land(0)
     world.configure("paused", "available", "available")
     world.ask(Shut(0, "read_only", 1, TIMEOUT))
-    assert world.share.executors[0].state is LaneState.COMMITTING
+    assert world.share.executors[0].state is ExecutorState.COMMITTING
     assert not world.share.will_serve(world.ask(Lease("c", 1, TIMEOUT)))
 
 

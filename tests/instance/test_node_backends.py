@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
-from sluiceway.core.queue.partition_executor import LaneState
+from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local import backend as backends_module
@@ -321,7 +321,7 @@ async def test_once_it_answers_all_partitions_of_all_queues_are_opened_at_once(t
     await service.start()
     assert service.problems() == ["backend a does not answer: the disk is gone"]
     executors = [executor for name in ("p", "q") for executor in service._drivers[name]._queue.executors.values()]
-    await eventually(lambda: all(executor.state is LaneState.FAILED and executor.failed_in_a_row > 1 for executor in executors))
+    await eventually(lambda: all(executor.state is ExecutorState.FAILED and executor.failed_in_a_row > 1 for executor in executors))
     # So long that only being told can be why they are opened again.
     for executor in executors:
         executor.failed_in_a_row, executor.retry_at = 10, executor.retry_at + 3_600_000

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from sluiceway.adapters import system
-from sluiceway.core.queue.partition_executor import LaneState
+from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.local.stores import MAX_OPEN, MIN_OPEN, most_open
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
@@ -80,6 +80,6 @@ async def test_a_partition_that_stays_closed_is_told_of_once(tmp_path: Path, cap
         while tries < 4:
             driver._queue.retry_now([0], system.now(), anew=True)
             driver._cycle()
-            await eventually(lambda: driver._queue.executors[0].state is not LaneState.OPENING)
+            await eventually(lambda: driver._queue.executors[0].state is not ExecutorState.OPENING)
         told = [record for record in caplog.records if "unable to open" in record.message and "partition 0" in record.message]
         assert len(told) == 1

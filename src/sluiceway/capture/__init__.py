@@ -8,8 +8,8 @@ from __future__ import annotations
 from sluiceway.capture.capture_process import check, run_member
 from sluiceway.capture.capture_view import Forgotten, Look, captures, forget, look, there_is
 from sluiceway.capture.config import CaptureConfig
+from sluiceway.capture.member_parts import open_stream
 from sluiceway.capture.partition_reader import Claim, Handler
-from sluiceway.capture.parts import open_stream
 from sluiceway.capture.registration import Begun
 from sluiceway.capture.task_driver import TaskRunner
 from sluiceway.capture.timing import Timing

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from sluiceway.adapters import system
 from sluiceway.capture.alarms import AlarmBoard
 from sluiceway.capture.config import CaptureConfig
+from sluiceway.capture.member_parts import client_of, open_election, open_log, open_positions, open_sink, open_stream, opened
 from sluiceway.capture.partition_reader import Habits, Handler, PartitionReader
-from sluiceway.capture.parts import client_of, open_election, open_log, open_positions, open_sink, open_stream, opened
 from sluiceway.capture.registration import agreed, find_begun, note
 from sluiceway.capture.task_driver import TaskRunner
 from sluiceway.capture.timing import Timing

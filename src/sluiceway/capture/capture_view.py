@@ -13,7 +13,7 @@ from sluiceway.adapters.secrets import read_secret
 from sluiceway.capture.alarms import AlarmBoard, AlarmsOf
 from sluiceway.capture.config import STREAMS
 from sluiceway.capture.log_reader import left
-from sluiceway.capture.parts import open_log, open_positions, opened
+from sluiceway.capture.member_parts import open_log, open_positions, opened
 from sluiceway.capture.registration import Begun, all_begun, find_begun, key_of
 from sluiceway.capture.removal import alive, drop
 from sluiceway.core.group.task_fold import restore, stuck, watermark

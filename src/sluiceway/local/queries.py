@@ -10,7 +10,7 @@ import pyarrow as pa
 from sluiceway.adapters import system
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.partition import item_listing, queries
-from sluiceway.core.queue.partition_executor import LaneState
+from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
@@ -133,7 +133,7 @@ def keyed_leases(driver: QueueDriver, client_id: str, lease_key: str) -> list[Le
     executors = driver.executors
     for executor in executors:
         # A stopped partition may have been fenced off by another owner: its contents are unknown here.
-        if executor.state is LaneState.STOPPED or executor.may_hold((client_id, lease_key)):
+        if executor.state is ExecutorState.STOPPED or executor.may_hold((client_id, lease_key)):
             raise executor.unavailable()
     return [
         LeaseInfo(executor.number, lease.number, lease.open, lease.deadline)

@@ -21,7 +21,7 @@ from sluiceway.core.partition.queries import load
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.core.queue.consumer_activity import ConsumerBook
 from sluiceway.core.queue.owned_queue import OwnedQueue
-from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor, not_here
+from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, not_here
 from sluiceway.core.queue.tickets import (
     Commit,
     Compact,
@@ -118,7 +118,7 @@ class QueueDriver:
         self._backends: dict[int, Backend] = {}
         self._tokens: dict[int, Token] = {}
         self._queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace)
-        self._delivery = Delivery(context.cache, self._seat, self._stop_partition, self._return)
+        self._delivery = Delivery(context.cache, self._handle_of, self._stop_partition, self._return)
         self.share = self._queue
         self.withdraw, self.will_serve = self._queue.withdraw, self._queue.will_serve
         self.load = self._queue.load
@@ -496,7 +496,7 @@ class QueueDriver:
     def _ref(self, partition: int) -> PartitionRef:
         return PartitionRef(self.record.incarnation, partition)
 
-    def _seat(self, partition: int) -> PartitionHandle:
+    def _handle_of(self, partition: int) -> PartitionHandle:
         return PartitionHandle(self._ref(partition), self._tokens[partition], self._backends[partition])
 
     def _fence(self, partition: int, opening: int) -> Fence:
@@ -509,7 +509,7 @@ class QueueDriver:
     def _retry(self, partition: int) -> bool:
         """Reopen the partition at once if it is waiting to be. Returns whether it does."""
         executor = self._queue.executors.get(partition)
-        if executor is None or executor.state is not LaneState.FAILED:
+        if executor is None or executor.state is not ExecutorState.FAILED:
             return False
         self._queue.retry_now([partition], system.now())
         self._cycle_soon()

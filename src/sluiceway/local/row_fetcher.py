@@ -41,24 +41,24 @@ class PartitionHandle(NamedTuple):
 
 
 class Delivery:
-    """Reads the rows that slices refer to. `seat` finds a partition's handle, `stop` is called for a partition with damaged data,
+    """Reads the rows that slices refer to. `handle_of` finds a partition's handle, `stop` is called for a partition with damaged data,
     `give_back` takes leases whose clients have gone."""
 
     def __init__(
         self,
         cache: BlobCache,
-        seat: Callable[[int], PartitionHandle],
+        handle_of: Callable[[int], PartitionHandle],
         stop: Callable[[int, Exception], None],
         give_back: Callable[[Sequence[LeaseInfo]], None],
     ) -> None:
         self._cache = cache
-        self._seat = seat
+        self._handle_of = handle_of
         self._stop = stop
         self._give_back = give_back
 
     def keep(self, effect: Commit) -> None:
         """Cache the blobs being written: most are leased soon."""
-        held = self._seat(effect.partition)[:2]
+        held = self._handle_of(effect.partition)[:2]
         for number, data in effect.changes.blobs.items():
             rows = effect.fresh[number]
             if not isinstance(rows, SmallBatch):
@@ -70,7 +70,7 @@ class Delivery:
 
     def drop(self, effect: Commit) -> None:
         """Evict the blobs that the commit has dropped or compacted."""
-        held = self._seat(effect.partition)[:2]
+        held = self._handle_of(effect.partition)[:2]
         for number in (*effect.changes.dropped_blobs, *effect.changes.compacted_blobs):
             self._cache.drop((held, number))
 
@@ -97,7 +97,7 @@ class Delivery:
         """The answer to a lease whose rows are all in memory; None: `deliver` has to read."""
         rows: list[Served] = []
         for info, slices in grants:
-            held = self._seat(info.partition)[:2]
+            held = self._handle_of(info.partition)[:2]
             for piece in slices:
                 blob = self._cache.get((held, piece.blob))
                 if blob is None:
@@ -108,14 +108,14 @@ class Delivery:
 
     async def _blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, StoredRows]:
         """The blobs of the slices, by number, without those that are gone. Raises `unavailable`, `partition_damaged`."""
-        seat = self._seat(partition)
-        held = seat[:2]
+        handle = self._handle_of(partition)
+        held = handle[:2]
         found = {piece.blob: self._cache.get((held, piece.blob)) for piece in slices}
         blobs = {number: batch for number, batch in found.items() if batch is not None}
         missing = {piece.blob: piece.columns for piece in slices if piece.blob not in blobs}
         if missing:
             try:
-                read = await seat.backend.read(seat.ref, list(missing))
+                read = await handle.backend.read(handle.ref, list(missing))
             except DamagedError as error:
                 self._stop(partition, error)
                 raise SluicewayError("partition_damaged", str(error)) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
+from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
 from sluiceway.kernel.clock import Millis
 
 DEGRADED = (100, 4)
@@ -24,7 +24,7 @@ def judge(executors: Collection[PartitionExecutor], now: Millis) -> float:
     working = [executor for executor in executors if executor.takes_work]
     for executor in executors:
         # A closed executor is judged afresh once it works again.
-        executor.degraded = executor.degraded and executor.state in (LaneState.READY, LaneState.COMMITTING)
+        executor.degraded = executor.degraded and executor.state in (ExecutorState.READY, ExecutorState.COMMITTING)
     slowness = [executor.slowness(now) for executor in working]
     patience = least_patience(len(working))
     if patience:
@@ -38,6 +38,6 @@ def choose(executors: Collection[PartitionExecutor], now: Millis) -> PartitionEx
     """The executor for a produce: a degraded one due for a probe, otherwise the emptiest healthy one, or the emptiest if none is."""
     working = [executor for executor in executors if executor.takes_items]
     for executor in working:
-        if executor.degraded and executor.state is LaneState.READY and executor.probe_at <= now:
+        if executor.degraded and executor.state is ExecutorState.READY and executor.probe_at <= now:
             return executor
     return min([executor for executor in working if not executor.degraded] or working, key=PartitionExecutor.candidate, default=None)

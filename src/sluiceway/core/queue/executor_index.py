@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from sluiceway.core.queue.distribution import Candidate
 from sluiceway.core.queue.executor_health import DEGRADED
-from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
+from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
 from sluiceway.kernel.clock import Millis
 
 MAX_REMEMBERED_CLIENTS = 1_000
@@ -196,7 +196,7 @@ class ExecutorIndex:
             return
         for number in self._touched:
             executor = self.executors.get(number)
-            if executor is not None and executor.state is LaneState.COMMITTING:
+            if executor is not None and executor.state is ExecutorState.COMMITTING:
                 self._writing[number] = executor
             else:
                 self._writing.pop(number, None)
@@ -222,7 +222,7 @@ class ExecutorIndex:
                 number
                 for number in self.executors.keys() | self._writing.keys() | self._closed.keys() | self._wakes.ranks.keys()
                 if (executor := self.executors.get(number)) is None
-                or (number in self._writing) != (executor.state is LaneState.COMMITTING)
+                or (number in self._writing) != (executor.state is ExecutorState.COMMITTING)
                 or (number in self._closed) == executor.takes_work
                 or (number in self._slow) != _may_be_slow(executor)
                 or self._wakes.ranks.get(number) != executor.wakes_at()
@@ -242,4 +242,4 @@ def _as_taker(executor: PartitionExecutor) -> Candidate | None:
 
 def _as_stocked(executor: PartitionExecutor) -> tuple[int, int] | None:
     """Rank for leasing: least recently served first; among those never served, most ready items first."""
-    return (executor.last_leased, -executor.partition.ready_count) if executor.state is LaneState.READY and executor.servable else None
+    return (executor.last_leased, -executor.partition.ready_count) if executor.state is ExecutorState.READY and executor.servable else None

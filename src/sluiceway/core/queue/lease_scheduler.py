@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from sluiceway.contract.queue_settings import Verb
 from sluiceway.core.queue.distribution import deal
 from sluiceway.core.queue.executor_index import ExecutorIndex
-from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
+from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
 from sluiceway.core.queue.tickets import Grant, Result, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -57,7 +57,7 @@ class LeaseScheduler:
             if self._hides_leases(ticket):
                 continue
             found = self._keyed(ticket, now)
-            ticket.found.update((grant.info[:2], grant) for executor, grant in found if executor.state is LaneState.READY)
+            ticket.found.update((grant.info[:2], grant) for executor, grant in found if executor.state is ExecutorState.READY)
             noted = [ticket.found.get(grant.info[:2]) for _, grant in found]
             grants = [grant for grant in noted if grant is not None]
             if grants and len(grants) == len(found):
@@ -71,7 +71,7 @@ class LeaseScheduler:
         return [
             (executor, executor.grant(lease.number, lease.open, lease.deadline))
             for executor in self._executors_for(ticket)
-            if executor.state is not LaneState.STOPPED
+            if executor.state is not ExecutorState.STOPPED
             for lease in executor.partition.keyed(request.client_id, request.lease_key)
             if lease.deadline is not None and lease.deadline > now
         ]
@@ -185,7 +185,7 @@ class LeaseScheduler:
 
     def _servable_of(self, number: int) -> int:
         executor = self.executors.get(number)
-        return executor.servable if executor is not None and executor.state is LaneState.READY else 0
+        return executor.servable if executor is not None and executor.state is ExecutorState.READY else 0
 
     def _is_late(self, ticket: Ticket) -> bool:
         """Whether its client completed a lease taken after the one that the request names."""
@@ -263,11 +263,11 @@ class LeaseScheduler:
 
         A committing executor may have items for them in a moment.
         """
-        if any(executor.state is LaneState.STOPPED for executor in self.index.closed()):
+        if any(executor.state is ExecutorState.STOPPED for executor in self.index.closed()):
             # Even before the deadline: nothing in there will come.
             for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from is not None]:
                 executor = self.executors.get(ticket.lease_from)  # type: ignore[arg-type]
-                if executor is not None and executor.state is LaneState.STOPPED:
+                if executor is not None and executor.state is ExecutorState.STOPPED:
                     self._reply(ticket, executor.unavailable())
         late = [ticket for ticket in self._late_leases.values() if ticket.number in self.waiters]
         if not late:
@@ -277,7 +277,7 @@ class LeaseScheduler:
         coming |= {
             executor.number
             for executor in self.index.visited()
-            if executor.state is LaneState.READY and executor.servable and executor.is_due(now)
+            if executor.state is ExecutorState.READY and executor.servable and executor.is_due(now)
         }
         for ticket in late:
             only = ticket.lease_from

@@ -20,7 +20,7 @@ from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.partition_states import Allows, allows
 from sluiceway.core.queue.executor_health import PROBE_EVERY, choose, judge, least_patience
 from sluiceway.core.queue.lease_scheduler import LeaseScheduler
-from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor, not_here
+from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, not_here
 from sluiceway.core.queue.request_split import Work, parts_of
 from sluiceway.core.queue.tickets import Answer, Commit, Effect, Fault, Forward, Grant, Open, Reply, Result, Route, Ticket, TransferEnd
 from sluiceway.kernel.clock import Millis
@@ -202,7 +202,7 @@ class LogicalQueue(LeaseScheduler):
         landed = executor.flight_txn and loaded.txn >= executor.flight_txn
         if self._rules is not None:
             loaded.follow(self._rules)
-        executor.partition, executor.state, executor.problem, executor.knows_keys = loaded, LaneState.READY, "", True
+        executor.partition, executor.state, executor.problem, executor.knows_keys = loaded, ExecutorState.READY, "", True
         executor.transferring = {}
         self._land(executor, bool(landed), now)
 
@@ -215,7 +215,7 @@ class LogicalQueue(LeaseScheduler):
         executor.at_once = at_once
         if outcome is Outcome.DONE:
             # Only now: a partition that opens but takes no commit would otherwise be reopened in a tight loop.
-            executor.state, executor.failed_in_a_row = LaneState.READY, 0
+            executor.state, executor.failed_in_a_row = ExecutorState.READY, 0
             executor.partition.keys_landed()
             self._land(executor, True, now)
             return
@@ -260,9 +260,9 @@ class LogicalQueue(LeaseScheduler):
             if anew:
                 # Another process may have written the store, as a restore does.
                 executor.knows_keys = False
-            if anew and executor.state is not LaneState.OPENING:
+            if anew and executor.state is not ExecutorState.OPENING:
                 self._fail(executor, now, False)
-            if executor.state is LaneState.FAILED:
+            if executor.state is ExecutorState.FAILED:
                 executor.retry_at = now
                 executor.touch()
 
@@ -298,16 +298,16 @@ class LogicalQueue(LeaseScheduler):
         self._find_keyed(now)
         self._spread(now)
         self._distribute(now)
-        idle = [executor for executor in self.index.visited() if executor.state is LaneState.READY]
+        idle = [executor for executor in self.index.visited() if executor.state is ExecutorState.READY]
         self.timers_done = 0
         self._run_timers(idle, TIMER_BATCH if timers is None else timers, now)
         for executor in idle:
-            if executor.has_work and executor.state is LaneState.READY:
+            if executor.has_work and executor.state is ExecutorState.READY:
                 self._attempt(PartitionExecutor.work, executor, now)
                 self._look_on(executor, now)
         self._deal(now)
         for executor in self.index.visited():
-            if executor.state is LaneState.READY and (executor.answers or executor.partition.is_changed):
+            if executor.state is ExecutorState.READY and (executor.answers or executor.partition.is_changed):
                 self._attempt(self._commit, executor, now)
             self._effects += executor.start_transfers(now)
         self._answer_empty(now)
@@ -369,8 +369,8 @@ class LogicalQueue(LeaseScheduler):
 
     def _reopen(self, executors: Iterable[PartitionExecutor], now: Millis) -> None:
         for executor in executors:
-            if executor.state is LaneState.FAILED and executor.retry_at <= now:
-                executor.state = LaneState.OPENING
+            if executor.state is ExecutorState.FAILED and executor.retry_at <= now:
+                executor.state = ExecutorState.OPENING
                 executor.opening += 1
                 executor.touch()
                 self._effects.append(Open(executor.number, executor.opening))
@@ -387,7 +387,7 @@ class LogicalQueue(LeaseScheduler):
         """Take work not yet begun, and movable, from executors that hang."""
         self._judge(now)
         for executor in self.executors.values() if self._uneven else ():
-            if executor.degraded and executor.state is LaneState.COMMITTING:
+            if executor.degraded and executor.state is ExecutorState.COMMITTING:
                 if executor.waiting:
                     self._give_up(executor.take_back_produces())
                 self._give_up_intents(executor)
@@ -480,7 +480,7 @@ class LogicalQueue(LeaseScheduler):
         if not home.degraded:
             return True
         replaceable = request.key.is_generated and self._has_healthy_other_than(home)
-        return home.state is LaneState.READY and (not replaceable or home.probe_at <= now)
+        return home.state is ExecutorState.READY and (not replaceable or home.probe_at <= now)
 
     def _has_healthy_other_than(self, home: PartitionExecutor | None) -> bool:
         """Whether a key with another home could be served at once."""
@@ -600,7 +600,7 @@ class LogicalQueue(LeaseScheduler):
             self._land(executor, True, now)
             return
         changes, fresh = taken
-        executor.state, executor.flight_txn, executor.committing_since = LaneState.COMMITTING, changes.txn, now
+        executor.state, executor.flight_txn, executor.committing_since = ExecutorState.COMMITTING, changes.txn, now
         for ticket, _ in executor.answers:
             ticket.flying += 1
         self._effects.append(Commit(executor.number, executor.opening, changes, fresh))
@@ -662,7 +662,7 @@ class LogicalQueue(LeaseScheduler):
         """Schedule the partition's reopening. Waiting work not in flight goes elsewhere."""
         first, most = REOPEN_AFTER
         executor.touch()
-        executor.state, executor.at_once = LaneState.STOPPED if final else LaneState.FAILED, False
+        executor.state, executor.at_once = ExecutorState.STOPPED if final else ExecutorState.FAILED, False
         executor.retry_at = now + min(most, first << min(executor.failed_in_a_row, 10)) if executor.failed_in_a_row else now
         executor.failed_in_a_row += 1
         self._turn_away(executor)
@@ -730,7 +730,7 @@ def _is_even(home: PartitionExecutor, fewest: int, rows: int, tolerance: int) ->
 
 
 def _hangs(executor: PartitionExecutor) -> bool:
-    return executor.degraded and executor.state is LaneState.COMMITTING
+    return executor.degraded and executor.state is ExecutorState.COMMITTING
 
 
 def _answers(executor: PartitionExecutor) -> bool:

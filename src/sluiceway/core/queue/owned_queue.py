@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor, not_here
+from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, not_here
 from sluiceway.core.queue.queue_history import Tallies
 from sluiceway.core.queue.scaling_policy import Average, Meter
 from sluiceway.core.queue.tickets import Ticket, TransferEnd
@@ -53,7 +53,7 @@ class OwnedQueue(LogicalQueue):
         executor.touch()
         self._turn_away(executor)
         self._send_away(number)
-        if executor.state is not LaneState.COMMITTING:
+        if executor.state is not ExecutorState.COMMITTING:
             self.drop(number)
         return number not in self.executors
 
@@ -133,7 +133,7 @@ class OwnedQueue(LogicalQueue):
         executor = self.executors.get(number)
         if executor is not None:
             super().committed(number, opening, outcome, now, at_once=at_once)
-            if executor.leaving and executor.state is not LaneState.COMMITTING:
+            if executor.leaving and executor.state is not ExecutorState.COMMITTING:
                 self.drop(number)
 
     def transferred(self, number: int, lease: int, end: TransferEnd, now: Millis) -> None:

@@ -79,7 +79,7 @@ def not_here(partition: int | None) -> SluicewayError:
     return SluicewayError("not_here", f"{which} is owned by another instance")
 
 
-class LaneState(Enum):
+class ExecutorState(Enum):
     OPENING = "opening"
     READY = "ready"
     COMMITTING = "committing"
@@ -95,7 +95,7 @@ class PartitionExecutor:
 
     number: int
     incarnation: str
-    state: LaneState = LaneState.FAILED
+    state: ExecutorState = ExecutorState.FAILED
     partition: Partition = field(default_factory=Partition)
     opening: int = 0
     retry_at: Millis = 0
@@ -158,7 +158,7 @@ class PartitionExecutor:
     @property
     def takes_work(self) -> bool:
         """Open: requests may wait here for the next transaction."""
-        return self.state in (LaneState.READY, LaneState.COMMITTING) and not self.leaving
+        return self.state in (ExecutorState.READY, ExecutorState.COMMITTING) and not self.leaving
 
     def takes(self, work: Work) -> bool:
         """Whether this work may wait here for the next transaction."""
@@ -174,7 +174,7 @@ class PartitionExecutor:
     @property
     def is_away(self) -> bool:
         """Closed, and will reopen with its contents."""
-        return not self.takes_work and self.state is not LaneState.STOPPED and self.recorded != "preparing"
+        return not self.takes_work and self.state is not ExecutorState.STOPPED and self.recorded != "preparing"
 
     def takes_produce(self, request: Produce) -> bool:
         """Whether that produce may wait here. Moved items may, whatever the record says: see `Admission.refuses`."""
@@ -207,13 +207,13 @@ class PartitionExecutor:
             return 1
         most = most_together(requests)
         # A request that is under way during this call is not made at once.
-        return max(most, min(requests, SHARED)) if self.at_once and self.state is LaneState.READY else most
+        return max(most, min(requests, SHARED)) if self.at_once and self.state is ExecutorState.READY else most
 
     def shares(self, nbytes: int, requests: int, now: Millis) -> bool:
         """Whether a produce of `nbytes` would share a transaction that comes here soon anyway. `requests`: total under way."""
         most = self.together(requests)
         # With two calls, one would only wait for the other.
-        comes = bool(self.waiting) if self.state is LaneState.READY else most > 1 and self.slowness(now) <= SOON
+        comes = bool(self.waiting) if self.state is ExecutorState.READY else most > 1 and self.slowness(now) <= SOON
         fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= BLOB_BYTES
         return comes and fits and self.takes_items
 
@@ -230,9 +230,9 @@ class PartitionExecutor:
 
     def wakes_at(self) -> Millis | None:
         """Time at which a cycle next has work here without further events; 0 or a past time if it has work now."""
-        if self.state is LaneState.FAILED:
+        if self.state is ExecutorState.FAILED:
             return self.retry_at
-        if self.state is not LaneState.READY:
+        if self.state is not ExecutorState.READY:
             return None
         partition = self.partition
         if self.has_work or partition.is_changed:
@@ -257,11 +257,11 @@ class PartitionExecutor:
 
     def slowness(self, now: Millis) -> float:
         """Milliseconds that a commit takes: on average, or so far."""
-        return max(self.commit_time, now - self.committing_since) if self.state is LaneState.COMMITTING else self.commit_time
+        return max(self.commit_time, now - self.committing_since) if self.state is ExecutorState.COMMITTING else self.commit_time
 
     def is_slower(self, other: PartitionExecutor, now: Millis) -> bool:
         """Whether a commit under way here is too slow, compared with `other`, to be worth waiting for."""
-        return self.state is LaneState.COMMITTING and self.slowness(now) > SLOWER * max(1, other.commit_time)
+        return self.state is ExecutorState.COMMITTING and self.slowness(now) > SLOWER * max(1, other.commit_time)
 
     def sample(self, now: Millis) -> None:
         """Record the end of a commit, whatever its outcome."""
@@ -274,7 +274,7 @@ class PartitionExecutor:
         if self.leaving:
             # Not `not_here`: the request's other partitions may have done their parts.
             return SluicewayError("unavailable", f"partition {self.number} goes to another instance")
-        if self.state is LaneState.STOPPED:
+        if self.state is ExecutorState.STOPPED:
             return SluicewayError("partition_damaged", f"partition {self.number} is stopped: {self.problem}")
         return SluicewayError("unavailable", f"partition {self.number} is not available: {self.problem or 'it is being opened'}")
 
@@ -295,7 +295,7 @@ class PartitionExecutor:
     @property
     def shown(self) -> ShownState:
         """The partition's state as shown to users."""
-        if self.state is LaneState.STOPPED:
+        if self.state is ExecutorState.STOPPED:
             return "error"
         return self.recorded if self.takes_work else "unavailable"
 
@@ -341,7 +341,7 @@ class PartitionExecutor:
     def start_transfers(self, now: Millis) -> list[Transfer]:
         """Start one transfer per target, in order of number: a target remembers only the last. A stuck target delays no other."""
         partition = self.partition
-        if self.state is not LaneState.READY or not partition.transfers:
+        if self.state is not ExecutorState.READY or not partition.transfers:
             return []
         if partition.dead_queue is not None and partition.redirect_waiting(partition.dead_queue, REDIRECTED_AT_ONCE):
             self.touch()
