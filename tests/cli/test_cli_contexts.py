@@ -169,23 +169,23 @@ def test_where_the_file_is() -> None:
 
 
 def test_contexts_from_beginning_to_end(shell: Shell) -> None:
-    assert shell.ends("context", "list") == (0, "", "no contexts; make one with: sluiceway context add NAME --url URL\n")
-    assert shell.says("context", "add", "local", "--url", "http://127.0.0.1:1/") == "added local; it is used from now on\n"
-    assert shell.says("context", "add", "prod", "--url", "https://queue.example", "--api-key-env", "PROD_KEY") == "added prod\n"
+    assert shell.ends("context", "list") == (0, "", "No contexts. Add one: sluiceway context add NAME --url URL\n")
+    assert shell.says("context", "add", "local", "--url", "http://127.0.0.1:1/") == "Added local, now the current context\n"
+    assert shell.says("context", "add", "prod", "--url", "https://queue.example", "--api-key-env", "PROD_KEY") == "Added prod\n"
     first, second = shell.json("context", "list")
     assert first == {"name": "local", "url": "http://127.0.0.1:1", "api_key": "none", "ca_file": None, "current": True}
     assert (second["name"], second["api_key"], second["current"]) == ("prod", "env:PROD_KEY", False)
-    assert shell.says("context", "use", "prod") == "using prod: https://queue.example\n"
+    assert shell.says("context", "use", "prod") == "Using prod: https://queue.example\n"
     assert shell.json("context", "show")[0]["name"] == "prod"
     assert "https://queue.example" in shell.says("context", "show")
     assert shell.json("context", "show", "local")[0]["current"] is False
-    assert shell.says("context", "remove", "prod") == "removed prod\n"
+    assert shell.says("context", "remove", "prod") == "Removed prod\n"
     code, _, err = shell.ends("context", "show")
     assert code == 3
     assert "sluiceway context use NAME" in err
     code, _, err = shell.ends("context", "use", "prod", "--json")
     assert code == 3
-    assert json.loads(err)["detail"] == "context: there is no context 'prod'; there are: local"
+    assert json.loads(err)["detail"] == "context: there is no context 'prod'; known contexts: local"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -198,7 +198,7 @@ def test_a_key_that_is_typed_is_kept_and_never_shown(shell: Shell, monkeypatch: 
     assert tomllib.loads(path.read_text())["contexts"]["prod"]["api_key"] == SECRET
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     shown = [shell.says("context", verb, *more) for verb in ("list", "show") for more in ((), ("--json",))]
-    assert all("kept here" in text for text in shown)
+    assert all("stored here" in text for text in shown)
     assert SECRET not in "".join([out, err, *shown])
 
 

@@ -116,7 +116,7 @@ def test_no_server_is_3_and_says_how_to_start_one(shell: Shell) -> None:
         code, out, _ = shell.ends("doctor", "--url", url)
         assert code == 3
         assert f"cannot reach {url}" in out
-        assert "fix server: start one with: sluiceway dev" in out
+        assert "fix server: start a server: sluiceway dev" in out
         code, by_name = found(shell, "--url", url)
     assert code == 3
     assert "key" not in by_name

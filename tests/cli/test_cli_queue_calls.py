@@ -73,8 +73,8 @@ def shell(shared: tuple[FakeService, str], monkeypatch: pytest.MonkeyPatch, caps
 
 def test_every_setting_can_be_created_and_updated(service: FakeService, shell: Shell) -> None:
     service.script = [RECORD, msgspec.structs.replace(RECORD, version=5)]
-    assert shell.says("queue", "create", "q", "--partitions", "3", *SETTINGS) == "created q with 3 partitions\n"
-    assert shell.says("queue", "update", "q", *SETTINGS, "--if-version", "4") == "updated q; its version is 5\n"
+    assert shell.says("queue", "create", "q", "--partitions", "3", *SETTINGS) == "Created q with 3 partitions\n"
+    assert shell.says("queue", "update", "q", *SETTINGS, "--if-version", "4") == "Updated q to version 5\n"
     assert service.asked == [QueueSpec("q", 3, **MEANT), QueuePatch(MEANT, 4)]  # type: ignore[arg-type]
 
 
@@ -99,15 +99,15 @@ def test_an_update_says_only_what_was_typed(service: FakeService, shell: Shell) 
         (("queue", "update", "q", "--retry-backoff", "1s", "long"), "'long' is not a duration"),
         (("queue", "update", "q", "--retry-backoff", "1s"), "requires 2 arguments"),
         (("queue", "update", "q", "--write-timeout", "2"), "'2' is not a duration"),
-        (("queue", "update", "q", "--logical-queues", "0"), "'0' is neither a number, at least 1, nor auto"),
+        (("queue", "update", "q", "--logical-queues", "0"), "'0' is neither a number of at least 1 nor auto"),
         (("queue", "create", "q", "--logical-queues", "many"), "'many' is neither a number"),
         (("queue", "update", "q", "--logical-queues", "2", "--no-logical-queues"), "exclude each other"),
-        (("queue", "clear", "q"), "give --yes if that is meant"),
+        (("queue", "clear", "q"), "pass --yes to confirm"),
         (("redrive", "q", "--all", "--limit", "3"), "exclude each other"),
         (("redrive", "q", "--rate", "fast"), "'fast' is not a number of items per second"),
         (("redrive", "q", "--rate", "0/s"), "'0/s' is not a number of items per second"),
         (("redrive", "q", "--limit", "0"), "'--limit'"),
-        (("release", "q"), "give item ids"),
+        (("release", "q"), "pass item ids"),
         (("explain", "q"), "Missing argument 'ID'"),
     ],
 )
@@ -155,10 +155,10 @@ def test_info_shows_every_setting(service: FakeService, shell: Shell) -> None:
 
 
 def test_pause_and_resume(service: FakeService, shell: Shell) -> None:
-    assert shell.says("queue", "pause", "q", "--lease") == "paused in q: lease\n"
-    assert shell.says("queue", "pause", "q") == "paused in q: produce and lease\n"
+    assert shell.says("queue", "pause", "q", "--lease") == "Paused q: lease\n"
+    assert shell.says("queue", "pause", "q") == "Paused q: produce and lease\n"
     assert shell.json("queue", "resume", "q", "--lease")[0]["paused"] == ["produce"]
-    assert shell.says("queue", "resume", "q", "--produce", "--lease") == "paused in q: nothing\n"
+    assert shell.says("queue", "resume", "q", "--produce", "--lease") == "Resumed q\n"
     service.script = [SluicewayError("queue_paused", "q is paused for produce")]
     code, _, err = shell.ends("produce", "q", "x")
     assert code == 4
@@ -167,8 +167,8 @@ def test_pause_and_resume(service: FakeService, shell: Shell) -> None:
 
 def test_clear_says_what_it_dropped(service: FakeService, shell: Shell) -> None:
     service.script = [Cleared(1_234), Cleared(1, 2), Cleared(3, 4)]
-    assert shell.says("queue", "clear", "q", "--yes") == "dropped 1,234 ready\n"
-    assert shell.says("queue", "clear", "q", "--yes", "--scheduled") == "dropped 1 ready and 2 scheduled\n"
+    assert shell.says("queue", "clear", "q", "--yes") == "Dropped 1,234 ready\n"
+    assert shell.says("queue", "clear", "q", "--yes", "--scheduled") == "Dropped 1 ready and 2 scheduled\n"
     assert shell.json("queue", "clear", "q", "--yes", "--scheduled") == [{"ready": 3, "scheduled": 4}]
     assert service.asked == [Clear(30_000), Clear(30_000, scheduled=True), Clear(30_000, scheduled=True)]
 
@@ -177,10 +177,10 @@ def test_clear_asks_on_a_terminal(service: FakeService, shell: Shell) -> None:
     service.script = [Cleared(5)]
     code, out, err = shell.ends("queue", "clear", "q", stdin=b"n\n", terminal=True)
     assert (code, out, service.asked) == (0, "", [])
-    assert "drop all that waits in q, for good?" in err
-    assert "nothing was dropped" in err
+    assert "Permanently drop all waiting items of q?" in err
+    assert "Nothing dropped" in err
     code, out, _ = shell.ends("queue", "clear", "q", stdin=b"y\n", terminal=True)
-    assert (code, out) == (0, "dropped 5 ready\n")
+    assert (code, out) == (0, "Dropped 5 ready\n")
     assert shell.ends("queue", "clear", "q", stdin=b"", terminal=True)[0] == 130
 
 
@@ -190,7 +190,7 @@ def test_clear_asks_on_a_terminal(service: FakeService, shell: Shell) -> None:
 def test_release(service: FakeService, shell: Shell) -> None:
     service.script = [Settled(released=2), Settled(released=1, ignored=[(ITEM, "completed")]), Settled(released=1)]
     text = shell.says("release", "q", "-", "--lease", LEASE, stdin=f"{ITEM}\nk7f3q2ma.0.9\n".encode())
-    assert text == f"released 3\nignored {ITEM}: completed\n"
+    assert text == f"Released 3\nignored {ITEM}: completed\n"
     assert shell.json("release", "q", ITEM) == [{"released": 1, "ignored": []}]
     whole, items, _ = (asked.selections for asked in service.asked)  # type: ignore[attr-defined]
     assert whole == {2: [Selection(RELEASE, lease=4)]}
@@ -201,7 +201,7 @@ def test_a_release_that_fails_half_way_says_how_far_it_came(service: FakeService
     service.script = [Settled(released=2), SluicewayError("unavailable", "partition 0 is not open")]
     code, out, err = shell.ends("release", "q", ITEM, "--lease", LEASE)
     assert (code, out) == (4, "")
-    assert "2 items were given back before this; repeating the command is safe" in err
+    assert "2 items were released before this error; repeating the command is safe" in err
 
 
 def test_explain(service: FakeService, shell: Shell) -> None:
@@ -220,7 +220,7 @@ def test_explain(service: FakeService, shell: Shell) -> None:
     }
     (shown,) = shell.json("explain", "q", ITEM)
     assert (shown["id"], shown["lease_id"], "due_at" in shown) == (ITEM, "k7f3q2ma.0.L4", False)
-    assert re.search(r"(?m)^ready before it +0 *$", shell.says("explain", "q", ITEM))
+    assert re.search(r"(?m)^ready items ahead +0 *$", shell.says("explain", "q", ITEM))
     code, _, err = shell.ends("explain", "q", "nonsense")
     assert code == 3
     assert "'nonsense' is not an item id" in err
@@ -232,7 +232,7 @@ def test_explain(service: FakeService, shell: Shell) -> None:
 def test_redrive_passes_on_what_was_typed(service: FakeService, shell: Shell) -> None:
     service.script = [Redriven(3, 0, {"a": 2, "b": 1})]
     options = ("--to", "t", "--reason", "bad", "--source", "s", "--limit", "70000", "--dry-run")
-    assert shell.says("redrive", "q", *options) == "would send back 3\n2 to a\n1 to b\n"
+    assert shell.says("redrive", "q", *options) == "Would send back 3\n2 to a\n1 to b\n"
     assert service.asked == [Redrive(30_000, 10_000, "t", "bad", "s", dry_run=True)]
 
 
@@ -243,7 +243,7 @@ def test_redrive_goes_on_until_its_limit(service: FakeService, shell: Shell) -> 
         Redriven(1_000, 1_000, {"a": 1_000}),
         Redriven(200, 200),
     ]
-    assert shell.says("redrive", "q", "--limit", "2500") == "sent back 2,499; 1 still on the way\n1,999 to a\n300 to b\n"
+    assert shell.says("redrive", "q", "--limit", "2500") == "Sent back 2,499; 1 still in transit\n1,999 to a\n300 to b\n"
     assert [asked.limit for asked in service.asked] == [1_000, 1_000, 1_000, 200]  # type: ignore[attr-defined]
 
 
@@ -257,9 +257,9 @@ def test_redrive_all_is_what_is_ready_at_its_beginning(service: FakeService, she
     """An item that dies again at once must not go round for ever."""
     ready = LogicalQueueStats(partitions=[PartitionStats(partition=0, ready=700), PartitionStats(partition=1, ready=800, total_leased=9)])
     service.script = [ready, Redriven(1_000, 1_000), Redriven(500, 500), LogicalQueueStats(partitions=[])]
-    assert shell.says("redrive", "q", "--all") == "sent back 1,500\n"
+    assert shell.says("redrive", "q", "--all") == "Sent back 1,500\n"
     assert [asked.limit for asked in service.asked[1:]] == [1_000, 500]  # type: ignore[attr-defined]
-    assert shell.says("redrive", "q", "--all") == "sent back 0\n"
+    assert shell.says("redrive", "q", "--all") == "Sent back 0\n"
 
 
 def test_redrive_keeps_its_rate(service: FakeService, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_redrive_keeps_its_rate(service: FakeService, shell: Shell, monkeypatch:
     monkeypatch.setattr(redrive, "monotonic", lambda: 0.0)
     monkeypatch.setattr(redrive, "sleep", pauses.append)
     service.script = [Redriven(20, 20), Redriven(10, 10), Redriven(5, 5)]
-    assert shell.says("redrive", "q", "--limit", "35", "--rate", "20/s") == "sent back 35\n"
+    assert shell.says("redrive", "q", "--limit", "35", "--rate", "20/s") == "Sent back 35\n"
     assert [asked.limit for asked in service.asked] == [20, 15, 5]  # type: ignore[attr-defined]
     assert pauses == [1.0, 0.5]
 

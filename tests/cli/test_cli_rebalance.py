@@ -67,9 +67,9 @@ def test_a_plan_is_a_table_and_a_line_that_sums_it_up(service: FakeService, shel
         ["0", "default", "drain", "1,000"],
         ["1", "default", "drain", "200"],
         ["2", "default", "keep", "unknown"],
-        ["3", "pg", "make", "0,", "1"],
+        ["3", "pg", "create", "0,", "1"],
     ]
-    assert text.splitlines()[-1] == "q: from 3 partitions to 2 (1 on default, 1 on pg): 1 stay, 1 made, 2 drained with 1,200 items"
+    assert text.splitlines()[-1] == "q: from 3 partitions to 2 (1 on default, 1 on pg): keep 1, create 1, drain 2 with 1,200 items"
     assert service.asked == [("q", 2), "q"]
     (plan,) = shell.json("rebalance", "plan", "q")
     assert (plan["plan_id"], plan["plan"]["drains"], [each["items"] for each in plan["partitions"]]) == ("p-1", [0, 1], [1_000, 200, None])
@@ -80,9 +80,9 @@ def test_a_plan_says_what_is_special(service: FakeService, shell: Shell) -> None
     draining = msgspec.structs.replace(RECORD, partitions=(*RECORD.partitions[:2], PartitionRecord(2, state="paused")))
     service.script = [("p", in_order, draining), STATS, ("p", NOTHING, RECORD), STATS]
     text = shell.says("rebalance", "plan", "q")
-    assert "in order: nothing is given out of the new one before the old one is gone" in text
+    assert "in order: the new partition serves nothing until the old one is gone" in text
     assert rows(text)[3] == ["2", "default", "keep", "unknown", "paused"]
-    assert "q: nothing to do, 3 partitions as wanted and where they should be" in shell.says("rebalance", "plan", "q")
+    assert "q: no changes needed, 3 partitions already as requested" in shell.says("rebalance", "plan", "q")
 
 
 def test_plans_of_several_queues(service: FakeService, shell: Shell) -> None:
@@ -93,14 +93,14 @@ def test_plans_of_several_queues(service: FakeService, shell: Shell) -> None:
     assert "7-a is open" in shell.says("rebalance", "plan", "--all")
     service.script = [*PLANNED]
     assert [each["plan_id"] for each in shell.json("rebalance", "plan", "--all")] == ["p-1"]
-    assert shell.ends("rebalance", "plan", "--match", "other-*") == (0, "", "no queue matches\n")
+    assert shell.ends("rebalance", "plan", "--match", "other-*") == (0, "", "No queue matches\n")
 
 
 @pytest.mark.parametrize("which", [(), ("q", "--all"), ("q", "--match", "q"), ("--all", "--match", "q")])
 def test_what_is_meant_must_be_said_once(service: FakeService, shell: Shell, which: tuple[str, ...]) -> None:
     code, _, err = shell.ends("rebalance", "plan", *which)
     assert code == 2
-    assert "QUEUE, or --match PATTERN, or --all" in err
+    assert "QUEUE, --match PATTERN and --all" in err
     assert service.asked == []
 
 
@@ -113,14 +113,14 @@ def test_start_asks_and_does_what_was_shown(service: FakeService, shell: Shell) 
         "rebalance", "start", "q", "--partitions", "2", "--drain", "copy", "--rate", "50/s", stdin=b"y\n", terminal=True
     )
     assert code == 0, err
-    assert out == f"began {OPEN.id}; follow it with: sluiceway rebalance watch {OPEN.id}\n"
+    assert out == f"Started {OPEN.id}. Watch it: sluiceway rebalance watch {OPEN.id}\n"
     assert re.search(r"0 +default +drain +1,000", err)
-    assert "do this, and copy what is drained, 50/s?" in err
+    assert "Start this rebalance with a copy drain at 50/s?" in err
     assert service.asked[-1] == ("q", 2, "copy", 50, "p-1")
     service.script, service.asked = [*PLANNED], []
     code, out, err = shell.ends("rebalance", "start", "q", stdin=b"n\n", terminal=True)
     assert (code, out) == (0, "")
-    assert "nothing was changed" in err
+    assert "Nothing changed" in err
     assert service.asked == [("q", None), "q"]
 
 
@@ -130,7 +130,7 @@ def test_start_without_a_terminal_takes_yes(service: FakeService, shell: Shell) 
     assert "--yes" in err
     assert service.asked == []
     service.script = [OPEN, OPEN]
-    assert shell.says("rebalance", "start", "q", "--yes").startswith(f"began {OPEN.id};")
+    assert shell.says("rebalance", "start", "q", "--yes").startswith(f"Started {OPEN.id}.")
     assert service.asked == [("q", None, "natural", None, None)]
     assert shell.json("rebalance", "start", "q", "--yes")[0]["id"] == OPEN.id
 
@@ -145,13 +145,13 @@ def test_a_plan_with_nothing_to_do_asks_nothing(service: FakeService, shell: She
     service.script = [("p", NOTHING, RECORD), STATS, SluicewayError("nothing_to_rebalance", "all is as it should be")]
     code, _, err = shell.ends("rebalance", "start", "q", stdin=b"", terminal=True)
     assert code == 3
-    assert "do this?" not in err
+    assert "Start this rebalance" not in err
     assert "partition_affinity" in err, "what to do next"
 
 
 @pytest.mark.parametrize(
     ("code", "hint"),
-    [("rebalance_open", "rebalance watch"), ("plan_changed", "rebalance plan"), ("not_cancellable", "let it end")],
+    [("rebalance_open", "rebalance watch"), ("plan_changed", "rebalance plan"), ("not_cancellable", "wait until it ends")],
 )
 def test_a_refusal_says_what_to_do_next(service: FakeService, shell: Shell, code: str, hint: str) -> None:
     service.script = [SluicewayError(code, "no")]
@@ -168,14 +168,14 @@ def test_several_queues_one_after_the_other(service: FakeService, shell: Shell) 
     batch = RebalanceBatch("b", [OPEN, waiting], [LeftOut("s", "one is open")])
     service.script = [batch]
     text = shell.says("rebalance", "start", "--all", "--yes", "--partitions", "4")
-    assert rows(text)[1:] == [["q", OPEN.id, "running"], ["r", waiting.id, "waiting"], ["s", "left", "out:", "one", "is", "open"]]
+    assert rows(text)[1:] == [["q", OPEN.id, "running"], ["r", waiting.id, "waiting"], ["s", "skipped:", "one", "is", "open"]]
     assert service.asked == [("*", 4, "natural", None)]
     service.script = [*PLANNED, batch]
     code, _, err = shell.ends("rebalance", "start", "--match", "q*", stdin=b"y\n", terminal=True)
     assert code == 0, err
     assert "one after the other?" in err
     service.script = [RebalanceBatch("b", [], [LeftOut("s", "one is open")])]
-    assert shell.ends("rebalance", "start", "--all", "--yes")[2] == "nothing was begun\n"
+    assert shell.ends("rebalance", "start", "--all", "--yes")[2] == "Nothing started\n"
     done = msgspec.structs.replace(ENDED, state="done", problem="")
     service.script = [batch, done, ENDED]
     code, out, _ = shell.ends("rebalance", "start", "--all", "--yes", "--wait")
@@ -195,7 +195,7 @@ def test_watch_tells_each_change_once_and_ends_as_it_does(service: FakeService, 
     code, out, err = shell.ends("rebalance", "watch", OPEN.id, "--interval", "1ms")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "q: running, step drain, 83 items left, 3 of them leased, 12/s, 7s to go",
+        "q: running, step drain, 83 items left, 3 leased, 12/s, 7s to go",
         "q: running, step drain, 1 item left, 12/s, 7s to go",
         "q: done",
     ]
@@ -228,7 +228,7 @@ def test_watch_outlives_an_instance_that_does_not_answer(service: FakeService, s
     service.script = [down, OPEN, PROGRESS, down, ended("done")]
     code, out, err = shell.ends("rebalance", "watch", OPEN.id, "--interval", "1ms")
     assert (code, out.splitlines()[-1]) == (0, "q: done")
-    assert err.splitlines() == ["no answer: the meta store cannot be read"] * 2
+    assert err.splitlines() == ["No answer: the meta store cannot be read"] * 2
     monkeypatch.setattr(rebalance_progress, "PATIENCE", 0.0)
     service.script = [down]
     assert shell.ends("rebalance", "watch", OPEN.id)[0] == 4
@@ -237,7 +237,7 @@ def test_watch_outlives_an_instance_that_does_not_answer(service: FakeService, s
 def test_start_waits_if_it_is_told_to(service: FakeService, shell: Shell) -> None:
     service.script = [OPEN, OPEN, PROGRESS, ended("done")]
     out = shell.says("rebalance", "start", "q", "--yes", "--wait", "--interval", "1ms")
-    assert out.splitlines()[0] == f"began {OPEN.id}"
+    assert out.splitlines()[0] == f"Started {OPEN.id}"
     assert out.splitlines()[-1] == "q: done"
 
 
@@ -297,7 +297,7 @@ def test_list(service: FakeService, shell: Shell) -> None:
     assert rows(text)[1][:7] == [OPEN.id, "q", "running", "drain", "2", "1", "2"]
     assert rows(text)[2][:4] == [ENDED.id, "q", "failed", "-"]
     assert "the queue was deleted" in text
-    assert shell.ends("rebalance", "list", "--queue", "q", "--open") == (0, "", "none\n")
+    assert shell.ends("rebalance", "list", "--queue", "q", "--open") == (0, "", "No rebalances\n")
     assert [each["id"] for each in shell.json("rebalance", "list", "-n", "1")] == [OPEN.id]
     assert service.asked == [(None, False), ("q", True), (None, False)]
 
@@ -305,12 +305,12 @@ def test_list(service: FakeService, shell: Shell) -> None:
 def test_show(service: FakeService, shell: Shell) -> None:
     service.script = [OPEN, PROGRESS, ENDED]
     text = " ".join(shell.says("rebalance", "show", OPEN.id).split())
-    for part in ("state running", "step drain", "makes 3 on pg", "drains 0, 1", "keeps 2", "drain copy, 50/s at most", "to drain 90"):
+    for part in ("state running", "step drain", "creates 3 on pg", "drains 0, 1", "keeps 2", "drain copy, up to 50/s", "to drain 90"):
         assert part in text, part
     for part in (
         "left 83, of which 3 leased, 4 scheduled",
         "time left 7s",
-        "asked for by root/key r-1",
+        "requested by root/key r-1",
         "drain done",
         "i-1, partition 1",
     ):
@@ -325,7 +325,7 @@ def test_show(service: FakeService, shell: Shell) -> None:
 def test_cancel(service: FakeService, shell: Shell) -> None:
     cancelling = msgspec.structs.replace(OPEN, state="cancelling")
     service.script = [[OPEN], OPEN, cancelling]
-    assert shell.says("rebalance", "cancel", "q") == f"{OPEN.id} is cancelling\n"
+    assert shell.says("rebalance", "cancel", "q") == f"Rebalance {OPEN.id}: cancelling\n"
     assert service.asked[-1] == ("cancel", OPEN.id)
     service.script = [OPEN, cancelling, cancelling, PROGRESS, ended("cancelled")]
     code, out, _ = shell.ends("rebalance", "cancel", OPEN.id, "--wait")
@@ -338,8 +338,8 @@ def test_cancel(service: FakeService, shell: Shell) -> None:
 
 def test_partitions_are_paused_and_go_on(service: FakeService, shell: Shell) -> None:
     service.script = [RECORD, RECORD]
-    assert shell.says("partition", "pause", "q", "1") == "partition 1 of q is paused\n"
-    assert shell.says("partition", "resume", "q", "1") == "partition 1 of q goes on\n"
+    assert shell.says("partition", "pause", "q", "1") == "Paused partition 1 of q\n"
+    assert shell.says("partition", "resume", "q", "1") == "Resumed partition 1 of q\n"
     assert service.asked == [("q", 1, True), ("q", 1, False)]
     service.script = [SluicewayError("rebalance_open", "partition 1 is being drained")]
     assert shell.ends("partition", "pause", "q", "1")[0] == 3

@@ -32,7 +32,7 @@ def shell(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 @verb("rebalance plan", "rebalance start", "rebalance watch", "rebalance list", "rebalance show", "rebalance cancel")
 def test_a_rebalance(shell: Shell) -> None:
     queue = shell.queue
-    assert f"{queue}: from 2 partitions to 3 (3 on default): 2 stay, 1 made, 0 drained" in shell.says(
+    assert f"{queue}: from 2 partitions to 3 (3 on default): keep 2, create 1, drain 0" in shell.says(
         "rebalance", "plan", queue, "--partitions", "3"
     )
     (plan,) = shell.json("rebalance", "plan", queue, "--partitions", "3")
@@ -83,13 +83,13 @@ def test_a_rebalance(shell: Shell) -> None:
 
 @verb("partition pause", "partition resume")
 def test_a_partition_that_is_paused(shell: Shell) -> None:
-    assert shell.says("partition", "pause", shell.queue, "0") == f"partition 0 of {shell.queue} is paused\n"
+    assert shell.says("partition", "pause", shell.queue, "0") == f"Paused partition 0 of {shell.queue}\n"
     assert {each["partition"] for each in shell.json("produce", shell.queue, *"abcd")} == {1}
     states = [each["state"] for each in shell.json("partition", "list", shell.queue)]
     assert states == ["paused", "available"]
     assert shell.json("partition", "resume", shell.queue, "0")[0]["partitions"][0]["state"] == "available"
     assert shell.json("partition", "pause", shell.queue, "1")[0]["partitions"][1]["state"] == "paused"
-    assert shell.says("partition", "resume", shell.queue, "1") == f"partition 1 of {shell.queue} goes on\n"
+    assert shell.says("partition", "resume", shell.queue, "1") == f"Resumed partition 1 of {shell.queue}\n"
 
 
 def test_every_one_of_them_has_a_test() -> None:

@@ -79,19 +79,19 @@ def test_an_unknown_authority_is_3_and_it_says_what_to_do(shell: Shell, monkeypa
     assert code == 3
     assert "is not trusted" in err
     assert "--ca-file" in err
-    assert "fix server: name the authority" in shell.ends("doctor")[1]
+    assert "fix server: pass the certificate authority" in shell.ends("doctor")[1]
 
 
 def test_a_call_that_is_only_at_the_other_listener_is_3_and_says_so(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICEWAY_API_KEY", ADMIN)
     code, _, err = shell.ends("key", "list")
     assert (code, "(not_found)" in err) == (3, True)
-    assert "hint: is this server an older version, or one with admin_listen?" in err
+    assert "hint: the server may be older, or serve administration calls only at its admin_listen address" in err
 
 
 def test_an_empty_list_may_be_the_key_s_doing(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICEWAY_API_KEY", ADMIN)
-    assert "no queues that this key may read" in shell.ends("queue", "list")[2]
+    assert "No queues that this key may read" in shell.ends("queue", "list")[2]
 
 
 def test_http_to_a_server_with_tls_says_https(shell: Shell, secure: Secure) -> None:
@@ -129,7 +129,7 @@ def test_a_context_has_all_that_is_needed(shell: Shell, secure: Secure, monkeypa
 
 def test_doctor_tells_the_scopes_of_a_key(shell: Shell, secure: Secure, monkeypatch: pytest.MonkeyPatch) -> None:
     key = shell.says("key", "create", "doctors", "--scope", "produce:q", "--scope", "read:*", "--data", str(secure.data)).strip()
-    for text, said in ((key, "accepted: produce:q, read:*"), (ADMIN, "accepted: admin"), ("slw_aaaaaaaa_bbbb", "does not accept this")):
+    for text, said in ((key, "accepted: produce:q, read:*"), (ADMIN, "accepted: admin"), ("slw_aaaaaaaa_bbbb", "rejects this")):
         monkeypatch.setenv("SLUICEWAY_API_KEY", text)
         code, out, _ = shell.ends("doctor", "--json", "--url", secure.admin_url)
         by_name = {each["name"]: each for each in json.loads(out)["checks"]}
@@ -174,4 +174,4 @@ def test_no_key_is_made_where_no_server_looks(
     assert (code, "--cluster-meta" in err, "server.admin_key" in err) == (3, True, True)
     assert [each.name for each in tmp_path.iterdir()] == ["lock"]
     code, _, err = shell.ends("key", "create", "root", "--scope", "admin", "--cluster-meta", "sqlite:x")
-    assert (code, "they go with --data" in err) == (2, True)
+    assert (code, "need --data" in err) == (2, True)

@@ -38,7 +38,7 @@ def shell(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def test_queues(shell: Shell) -> None:
     name, dead = "made", f"{shell.queue}.dead"
     options = ("--partitions", "3", "--lease-timeout", "90s", "--max-attempts", "2", "--dead-queue", dead, "--reference", "[mine]")
-    assert shell.says("queue", "create", name, *options) == "created made with 3 partitions\n"
+    assert shell.says("queue", "create", name, *options) == "Created made with 3 partitions\n"
     code, out, err = shell.ends("queue", "create", name)
     assert (code, out) == (3, "")
     assert "queue_exists" in err
@@ -48,13 +48,13 @@ def test_queues(shell: Shell) -> None:
     (info,) = shell.json("queue", "info", name)
     assert (info["max_attempts"], info["dead_queue"], len(info["partitions"])) == (2, dead, 3)
     text = shell.says("queue", "info", name)
-    assert re.search(r"lease timeout +1m30s", text)
+    assert re.search(r"lease timeout +1m30s *\n", text)
     assert re.search(r"reference +\[mine\]", text)
     assert len(re.findall(r"partition \d +available, on default", text)) == 3
 
     assert re.search(rf"(?m)^made +3 +1m30s +2 +{dead} +- *$", shell.says("queue", "list"))
     assert name in [each["queue_name"] for each in shell.json("queue", "list")]
-    assert shell.says("queue", "delete", name) == "deleted made\n"
+    assert shell.says("queue", "delete", name) == "Deleted made\n"
     code, _, err = shell.ends("queue", "info", name)
     assert code == 3
     assert "sluiceway queue list" in err
@@ -62,7 +62,7 @@ def test_queues(shell: Shell) -> None:
 
 def test_items_in_and_out(shell: Shell) -> None:
     text = shell.says("produce", shell.queue, "hello", "\x1b[31mred")
-    assert re.fullmatch(r"stored 2 in partition \d: \w+\.\d\.0 to \w+\.\d\.1\n", text)
+    assert re.fullmatch(r"Stored 2 in partition \d: \w+\.\d\.0 to \w+\.\d\.1\n", text)
     code, out, err = shell.ends("lease", shell.queue, "-n", "5", "--lease-timeout", "5m")
     assert code == 0
     assert re.search(r"(?m)^\w+\.\d\.0 +1 +hello *$", out)
@@ -70,18 +70,18 @@ def test_items_in_and_out(shell: Shell) -> None:
     assert "\x1b[31m" not in out
     found = re.search(r"--lease (\S+)", err)
     assert found is not None
-    assert shell.says("complete", shell.queue, "--lease", found[1]) == "completed 2\n"
-    assert shell.ends("lease", shell.queue, "--wait", "10ms") == (0, "", "no items\n")
+    assert shell.says("complete", shell.queue, "--lease", found[1]) == "Completed 2\n"
+    assert shell.ends("lease", shell.queue, "--wait", "10ms") == (0, "", "No items\n")
     assert shell.json("lease", shell.queue) == []
 
 
 def test_lines_from_stdin_and_files(shell: Shell, tmp_path: Path) -> None:
-    assert shell.says("produce", shell.queue, stdin=b"".join(b"%d\n" % n for n in range(2_500))) == "stored 2,500 in 3 calls\n"
+    assert shell.says("produce", shell.queue, stdin=b"".join(b"%d\n" % n for n in range(2_500))) == "Stored 2,500 in 3 calls\n"
     file = tmp_path / "lines"
     file.write_bytes(b"\xff\x00\r\nlast")
     (produced,) = shell.json("produce", shell.queue, "--file", str(file))
     assert produced["count"] == 2
-    assert shell.ends("produce", shell.queue, "-") == (0, "", "there was nothing to store\n")
+    assert shell.ends("produce", shell.queue, "-") == (0, "", "Nothing to store\n")
     items = [each for _ in range(6) for each in shell.json("lease", shell.queue, "-n", "1000")]
     assert {each["utf8"] for each in items if "utf8" in each} == {str(n) for n in range(2_500)} | {"last"}
     assert [each["bytes"] for each in items if "bytes" in each] == ["/wA="]
@@ -90,8 +90,8 @@ def test_lines_from_stdin_and_files(shell: Shell, tmp_path: Path) -> None:
 def test_a_key_makes_a_whole_input_repeatable(shell: Shell) -> None:
     lines = b"".join(b"%d\n" % n for n in range(1_500))
     command = ("produce", shell.queue, "-", "--key", "load-1")
-    assert shell.says(*command, stdin=lines) == "stored 1,500 in 2 calls\n"
-    assert shell.says(*command, stdin=lines) == "stored 1,500 in 2 calls (1,500 were there already)\n"
+    assert shell.says(*command, stdin=lines) == "Stored 1,500 in 2 calls\n"
+    assert shell.says(*command, stdin=lines) == "Stored 1,500 in 2 calls (1,500 stored earlier)\n"
     code, _, err = shell.ends(*command, stdin=lines + b"more\n")
     assert code == 3
     assert "key_conflict" in err
@@ -107,14 +107,14 @@ def partitions(shell: Shell, queue: str = "") -> list[dict[str, Any]]:
 def test_complete_and_retry_by_id(shell: Shell) -> None:
     shell.says("produce", shell.queue, *"abcdef")
     ids = [each["id"] for each in shell.json("lease", shell.queue, "-n", "6")]
-    assert shell.says("complete", shell.queue, ids[0]) == "completed 1\n"
+    assert shell.says("complete", shell.queue, ids[0]) == "Completed 1\n"
     assert (
-        shell.says("complete", shell.queue, "-", stdin=f"{ids[0]}\n\n{ids[1]}\n".encode()) == f"completed 1\nignored {ids[0]}: completed\n"
+        shell.says("complete", shell.queue, "-", stdin=f"{ids[0]}\n\n{ids[1]}\n".encode()) == f"Completed 1\nignored {ids[0]}: completed\n"
     )
     assert shell.json("complete", shell.queue, ids[0]) == [{"completed": 0, "ignored": [{"id": ids[0], "reason": "completed"}]}]
-    assert shell.says("retry", shell.queue, ids[2]) == "put back 1\n"
-    assert shell.says("retry", shell.queue, "-", "--after", "1h", stdin=ids[3].encode()) == "put back 1\n"
-    assert shell.says("retry", shell.queue, ids[4], "--dead", "--reason", "no good") == "put back 0, dead 1\n"
+    assert shell.says("retry", shell.queue, ids[2]) == "Put back 1\n"
+    assert shell.says("retry", shell.queue, "-", "--after", "1h", stdin=ids[3].encode()) == "Put back 1\n"
+    assert shell.says("retry", shell.queue, ids[4], "--dead", "--reason", "no good") == "Put back 0, dead 1\n"
     assert shell.json("retry", shell.queue, ids[4], "--dead")[0]["ignored"] == [{"id": ids[4], "reason": "dead"}]
     (again,) = shell.json("lease", shell.queue, "-n", "5", "--client-id", "other", "--wait", "2m")
     assert (again["utf8"], again["attempts"]) == ("c", 2)

@@ -74,17 +74,17 @@ def test_all_of_a_capture_is_shown(shell: Shell, meta: str) -> None:
     text = shell.says("tasks", "show", "feed", "--meta", meta)
     assert "term         1, led by one" in text
     assert "partitions   3 created, 2 owned, 1 finished" in text
-    assert "handed on    350 records" in text
+    assert "delivered    350 records" in text
     assert "behind       1m1s at most" in text
-    assert "watermark    2023-11-14 22:13:20 UTC: nothing older is still to come" in text
+    assert "watermark    2023-11-14 22:13:20 UTC" in text
     assert "last commit  " in text
     table = rows(text)
     assert ["one", "1", "leads"] in table
     assert ["two", "1"] in table
-    assert ["three", "0", "has", "joined,", "not", "yet", "in", "the", "term"] in table
+    assert ["three", "0", "joining,", "not", "yet", "in", "the", "term"] in table
     assert ["shard-0", "owned", "one", "5", f"{LONG[:6]}…{LONG[-17:]}", "12", "345", "1m1s"] in table
-    assert ["shard-2", "owned", "two", "5", "moves", "to", "one", "7", "1", "5"] in table
-    assert ["shard-5", "created", "waits", "for", "shard-2"] in table
+    assert ["shard-2", "owned", "two", "5", "moving", "to", "one", "7", "1", "5"] in table
+    assert ["shard-5", "created", "waiting", "for", "shard-2"] in table
     assert "stuck" not in text
 
 
@@ -111,8 +111,8 @@ async def write_alarms(path: Path) -> None:
 def test_alarms_of_members_are_shown(shell: Shell, meta: str) -> None:
     asyncio.run(write_alarms(Path(meta.removeprefix("sqlite:"))))
     lines = shell.says("tasks", "show", "feed", "--meta", meta).splitlines()
-    assert "alarm: one: partition shard-0 does not go on: the key has no scope\\nfor this" in lines
-    assert "alarm: one: the capture does not go on: wal_level is not logical" in lines
+    assert "Alarm: one: partition shard-0 is stalled: the key has no scope\\nfor this" in lines
+    assert "Alarm: one: the capture is stalled: wal_level is not logical" in lines
     (found,) = shell.json("tasks", "show", "feed", "--meta", meta)
     assert found["alarms"] == [
         {"member": "one", "partition": None, "why": "wal_level is not logical"},
@@ -140,7 +140,7 @@ def test_a_capture_is_forgotten_only_if_that_is_meant(shell: Shell, meta: str) -
     code, _, err = shell.ends("tasks", "forget", "feed", "--meta", meta)
     assert (code, "--yes" in err) == (2, True)
     assert "feed" in shell.says("tasks", "list", "--meta", meta)
-    assert shell.says("tasks", "forget", "feed", "--meta", meta, "--yes").startswith("forgot feed: ")
+    assert shell.says("tasks", "forget", "feed", "--meta", meta, "--yes").startswith("Removed feed: ")
     code, _, err = shell.ends("tasks", "forget", "feed", "--meta", meta, "--yes")
     assert (code, "there is no capture feed" in err) == (EXIT_REFUSED, True)
 
@@ -201,7 +201,7 @@ def test_what_is_stuck_is_said_with_what_it_waits_for(shell: Shell, tmp_path: Pa
     records = [*RECORDS[:3], Seeds(1, "", "all", (Born("a"),)), Assign(1, {"a": "one"}), Finish("a", 5, (Born("c", ("a", "b\n")),), 9)]
     asyncio.run(write_capture(tmp_path / "m", "held", records, {}))
     text = shell.says("tasks", "show", "held", "--meta", f"sqlite:{tmp_path / 'm'}")
-    assert "stuck: c waits for b\\n (which the stream has not told of)" in text
+    assert "Stuck: c waits for b\\n (not announced by the stream)" in text
     (found,) = shell.json("tasks", "show", "held", "--meta", f"sqlite:{tmp_path / 'm'}")
     assert found["stuck"] == {"c": ["b\n"]}
 
@@ -240,7 +240,7 @@ def test_a_list_has_a_line_for_each(shell: Shell, meta: str) -> None:
         ["begun", "kinesis", "0", "-", "0", "0"],
         ["feed", "kinesis", "1", "one", "2", "6"],
     ]
-    assert "its log cannot be read" in text
+    assert "log unreadable" in text
     assert found["elsewhere"]["problem"]
     assert found["feed"]["records"] == 350
     assert "partitions" not in found["feed"]
@@ -259,7 +259,7 @@ def test_the_meta_store_may_be_that_of_a_server(shell: Shell, meta: str, tmp_pat
 def test_an_unknown_capture_names_those_that_there_are(shell: Shell, meta: str) -> None:
     code, out, err = shell.ends("tasks", "show", "fed", "--meta", meta)
     assert (code, out) == (EXIT_REFUSED, "")
-    assert "there is no capture 'fed' in this meta store; there are: feed" in err
+    assert "there is no capture 'fed' in this meta store; known captures: feed" in err
     code, _, err = shell.ends("tasks", "show", "fed", "--meta", meta, "--json")
     assert (code, json.loads(err)["field"]) == (EXIT_REFUSED, "name")
 

@@ -63,13 +63,13 @@ def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["http://x", "3", "instances", "NOT", "UP", "TO", "DATE"] in lines
     assert ["q", "2", "1,234", "5", "6", "7", "12", "0.2"] in lines
     assert ["default", "2", "1", "1", "3.2"] in lines
-    assert ["problem:", "\\x1b[31mdown"] in lines
+    assert ["Problem:", "\\x1b[31mdown"] in lines
     assert any(line[:3] == ["…", "and", "more"] for line in lines)
     wide_console().print(frame(Look([], [], [], False, 1), "http://x"))
     out = capsys.readouterr().out
     assert "instances" not in out
-    assert "no queues" in out
-    assert "problem" not in out
+    assert "No queues" in out
+    assert "Problem" not in out
 
 
 def test_a_look_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -180,7 +180,7 @@ def test_who_consumes_is_listed_by_name(
         ]
         (found,) = shell.json("consumer", "list", "orders")
         assert (found["ready"], found["consumers"][0]["client_id"]) == (1, "billing")
-        assert "no consumers" in shell.ends("consumer", "list", "returns")[2]
+        assert "No consumers" in shell.ends("consumer", "list", "returns")[2]
         (look,) = shell.json("top", "--once")
         assert [(row["queue_name"], row["client_id"], row["items"], row["lag"]) for row in look["consumers"]] == [
             ("orders", "billing", 2, 1)

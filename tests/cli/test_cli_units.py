@@ -80,7 +80,7 @@ def test_every_command_explains_itself(run: Run) -> None:
         (["produce", "q", "--file", "/does/not/exist"], "does not exist"),
         (["lease", "q", "--wait", "5"], "'5' is not a duration"),
         (["lease", "q", "-n", "0"], "'-n'"),
-        (["complete", "q"], "give item ids"),
+        (["complete", "q"], "pass item ids"),
         (["retry", "q"], "Missing argument 'ID...|-'"),
         (["retry", "q", "x", "--reason", "r"], "--reason goes with --dead"),
         (["retry", "q", "x", "--dead", "--after", "1s"], "exclude each other"),

@@ -236,7 +236,7 @@ def test_a_key_signs_in_and_out(keyed: Guarded) -> None:
         assert "SameSite=Lax" in cookie
         assert "Path=/ui" in cookie
         assert "Secure" not in cookie
-        assert "signed in as <strong>test</strong>" in " ".join(page.get("/ui").text.split()).replace(
+        assert "Signed in as <strong>test</strong>" in " ".join(page.get("/ui").text.split()).replace(
             "as <strong>test/", "as <strong>test</strong>", 1
         )
         page.post("/ui/sign-out")

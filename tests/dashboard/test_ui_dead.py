@@ -61,7 +61,7 @@ def test_dead_queues_are_those_that_others_send_their_dead_to(server: Guarded) -
     def is_shown(text: str) -> bool:
         row = re.search(rf'<tr id="dead-{grave}">(.*?)</tr>', text, re.DOTALL)
         assert f'id="dead-{source}"' not in text
-        return row is not None and f"{source} (3 died)" in words(row[1]) and f'id="dropping-{dropping}"' in text and ">3<" in row[1]
+        return row is not None and f"{source} (3 dead)" in words(row[1]) and f'id="dropping-{dropping}"' in text and ">3<" in row[1]
 
     with server.http.stream("GET", "/ui/live/dead") as answer:
         assert next(text for text in blocks(answer) if is_shown(text))
@@ -94,13 +94,13 @@ def test_a_key_that_may_not_manage_every_queue_names_where_items_go(keyed: Guard
         asked = page.get("/ui/queues/grave-1/redrive?check=1").text
         assert 'role="alert"' in asked
         assert re.search(r'id="r-target"[^>]*aria-invalid="true"', asked)
-        assert "No item matches" in page.get("/ui/queues/grave-1/redrive?check=1&source=source-1").text
+        assert "No matching items" in page.get("/ui/queues/grave-1/redrive?check=1&source=source-1").text
 
 
 def test_a_dry_run_moves_nothing_and_shows_examples(server: Guarded) -> None:
     grave, source = dead(server, 7, partitions=2)
     shown = wizard(server, grave, rate="50")
-    assert "7 items match; nothing has moved yet." in words(shown)
+    assert "7 items match. Nothing has moved yet." in words(shown)
     assert f"{source} (7)" in words(shown)
     assert shown.count("no such customer") == 5
     assert f"sluiceway redrive {grave} --all --rate 50/s" in shown
@@ -115,7 +115,7 @@ def test_a_dry_run_is_of_what_was_filled_in(server: Guarded) -> None:
     assert "3 items match" in words(shown)
     assert f"sluiceway redrive {grave} --source {source} --reason 'it'\"'\"'s' --to {other} --limit 3" in html.unescape(shown)
     assert re.search(r'name="reason" value="it&#39;s"', shown)
-    assert "No item matches" in wizard(server, grave, reason="else")
+    assert "No matching items" in wizard(server, grave, reason="else")
 
 
 @pytest.mark.parametrize(("field", "text"), [("limit", "many"), ("limit", "0"), ("rate", "-1"), ("target", "no/name"), ("target", "none")])
@@ -185,7 +185,7 @@ def test_what_goes_on_is_the_counts_and_no_dry_run(server: Guarded) -> None:
         assert f'id="source-{source}"' in first
         assert 'id="redrive"' not in first
         server.ask("queue.redrive", queue_name=grave)
-        assert next(text for text in shown if re.search(r'figure">2</span> sent back', text))
+        assert next(text for text in shown if re.search(r'figure">2</span> redriven in total', text))
 
 
 def test_hostile_texts_stay_texts(server: Guarded) -> None:

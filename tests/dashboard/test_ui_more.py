@@ -44,11 +44,11 @@ def test_who_may_not_see_it_is_told_which_scope_it_takes(keyed: Guarded, path: s
     with signed(keyed, "read:mine") as page:
         shown = page.get(path)
         assert shown.status_code == 200
-        assert "Not with this key" in shown.text
+        assert "Missing scope" in shown.text
         assert f"sluiceway key create NAME --scope {scope}" in html.unescape(shown.text).replace("'", "")
         assert "keys.create" not in shown.text
     with signed(keyed, scope) as page:
-        assert "Not with this key" not in page.get(path).text
+        assert "Missing scope" not in page.get(path).text
 
 
 # -- audit ------------------------------------------------------------------------------------------------------------
@@ -154,9 +154,9 @@ def test_captures_are_shown_with_their_partitions_as_a_tree(server: Guarded, dat
     shown = server.http.get("/ui/tasks/feed").text
     assert re.findall(r'<tr id="part-(shard-\d)">', shown) == ["shard-0", "shard-3", "shard-4", "shard-1", "shard-5", "shard-2"]
     told = words(shown)
-    for each in ("1, led by one", "├─ shard-3", "└─ shard-4", "waits for shard-2", "moves to one", "has joined, not yet in the term"):
+    for each in ("1, led by one", "├─ shard-3", "└─ shard-4", "waiting for shard-2", "moving to one", "joining, not yet in the term"):
         assert each in told
-    assert "one: partition shard-0 does not go on: the key has no scope for this" in told
+    assert "one: partition shard-0 is stalled: the key has no scope for this" in told
     assert server.http.get("/ui/tasks/none").status_code == 404
 
 
@@ -182,7 +182,7 @@ def test_every_value_of_the_configuration_is_there_with_its_origin(server: Guard
             row = re.search(rf'<tr id="set-{section}\.{key}">(.*?)</tr>', shown, re.DOTALL)
             assert row is not None, key
             assert value["origin"] in words(row[1])
-            assert ("at the next start" in row[1]) == value["restart"]
+            assert ("on restart" in row[1]) == value["restart"]
     assert 'id="backend-default"' in shown
 
 
@@ -198,7 +198,7 @@ def test_a_key_is_made_shown_once_and_revoked(keyed: Guarded) -> None:
         assert line == "sluiceway key create worker --scope consume:orders --scope read:orders --expires-after 30d"
         made = page.post("/ui/do/keys.create", data=form)
         assert made.headers["cache-control"] == "no-store"
-        assert "nobody can be shown it again" in made.text
+        assert "It is not shown again" in made.text
         (text,) = set(re.findall(r"slw_[A-Za-z0-9_]+", made.text))
         own = keyed.with_key(text).post("/v1/keys.self", json={}).json()
         assert (own["name"], own["scopes"]) == ("worker", ["consume:orders", "read:orders"])
@@ -206,7 +206,7 @@ def test_a_key_is_made_shown_once_and_revoked(keyed: Guarded) -> None:
         assert text not in listed
         assert f'id="key-{own["key_id"]}"' in listed
         refused = page.post("/ui/do/keys.revoke", data={"key_id": own["key_id"], "confirm": "another"})
-        assert "nothing was done" in refused.text
+        assert "nothing changed" in refused.text
         assert keyed.with_key(text).post("/v1/keys.self", json={}).status_code == 200
         assert ": done" in page.post("/ui/do/keys.revoke", data={"key_id": own["key_id"], "confirm": own["key_id"]}).text
         eventually(lambda: keyed.with_key(text).post("/v1/keys.self", json={}).status_code == 401)

@@ -40,7 +40,7 @@ def test_a_partition_that_is_damaged_needs_attention(tmp_path: Path) -> None:
     with guarded(data, keys=False) as server:
         eventually(lambda: "Needs attention" in server.http.get("/ui").text)
         shown = words(server.http.get("/ui").text)
-        assert f"partly unavailable {damaged} : 1 of 2 partitions are not available" in shown
+        assert f"partly unavailable {damaged} : 1 of 2 partitions unavailable" in shown
         assert f"unavailable {whole}" not in shown
         for path in ("/ui/queues", f"/ui/queues/{damaged}"):
             assert "✖ partly unavailable" in words(server.http.get(path).text)
@@ -68,15 +68,15 @@ def test_an_instance_that_is_silent_is_told_of_in_the_same_words_each_second() -
 def test_what_the_key_may_not_see_is_said(keyed: Guarded) -> None:
     with signed(keyed, "read:mine") as page:
         shown = words(page.get("/ui").text)
-        assert "The instances are shown to a key with the scope read:*" in shown
-        assert "The backends are shown to a key with the scope admin" in shown
+        assert "Instances need a key with the scope read:*" in shown
+        assert "Backends need a key with the scope admin" in shown
     with signed(keyed, "read:*", "admin") as page:
-        assert "are shown to a key" not in words(page.get("/ui").text)
+        assert "need a key with" not in words(page.get("/ui").text)
     for scope in ("admin", "produce:mine"):
         with signed(keyed, scope) as page:
             for path in ("/ui", "/ui/queues"):
                 shown = words(page.get(path).text)
-                assert "Queues are shown to a key that may read them" in shown
+                assert "This key cannot read queues" in shown
                 assert "sluiceway queue create" not in shown
 
 
@@ -86,7 +86,7 @@ def test_where_there_is_nothing_for_administrators_the_pages_have_the_rest(keyed
         monkeypatch.setattr(keyed.app, "_admin_port", 1)
         shown = page.get("/ui")
         assert shown.status_code == 200
-        assert "The backends are shown to a key with the scope admin" in words(shown.text)
+        assert "Backends need a key with the scope admin" in words(shown.text)
         assert page.get("/ui/map?queue=mine").status_code == 200
 
 
@@ -95,6 +95,6 @@ def test_who_is_not_asked_for_a_key_is_not_signed_in(tmp_path: Path) -> None:
         page.post("/ui/sign-in", data={"key": "any text"}, headers={ORIGIN: "same-origin"})
         assert page.cookies
         shown = page.get("/ui").text
-        assert "everybody may do everything" in shown
+        assert "Authentication off" in shown
         assert "Sign out" not in shown
-        assert "asks nobody for a key" in page.get("/ui/settings/keys").text
+        assert "Authentication is off" in page.get("/ui/settings/keys").text

@@ -239,7 +239,7 @@ def test_items_are_listed_by_state_and_page_by_page(server: Running, monkeypatch
     assert listed("ready") == [*"efgh"]
     assert listed("scheduled") == ["later"]
     monkeypatch.setattr("sluiceway.server.ui.pages.queue_items._LOOKED_AT", 3)
-    assert "None of 3 items" in page(server, f"/{name}/items", state="ready")
+    assert "None of the 3 items" in page(server, f"/{name}/items", state="ready")
     assert listed("ready") == [*"efgh"]
 
 
@@ -285,7 +285,7 @@ def test_the_dead_of_a_queue_are_told_by_their_reasons(server: Running) -> None:
         found = [row[:3] for row in rows(text.replace("<table>", '<table id="reasons">'), "reasons")]
         assert found == [["too late", name, "2"], [EVIL, name, "1"]]
         assert f"/ui/queues/{dead}/redrive?reason=too+late&amp;source={name}" in text
-    assert "what they gave up on" in page(server, f"/{dead}/dead")
+    assert "Dead queue of" in page(server, f"/{dead}/dead")
     assert "--dead-queue" in page(server, f"/{server.queue()}/dead")
 
 
@@ -296,7 +296,7 @@ def test_settings_are_told_apart_from_defaults(server: Running) -> None:
     name = server.queue(reference=EVIL, retry_backoff={"first": "1s", "most": "10m"}, lease_timeout="5m")
     shown = {row[0]: row[1:3] for row in rows(page(server, f"/{name}/settings"), "settings")}
     assert shown["Reference"] == [EVIL, "set"]
-    assert shown["Retry back-off"] == ["1s, doubled with each attempt, up to 10m", "set"]
+    assert shown["Retry back-off"] == ["1s, doubling with each attempt, up to 10m", "set"]
     assert shown["Lease timeout"] == ["5m", "set"]
     assert shown["Max attempts"] == ["no limit", "default"]
 
@@ -330,7 +330,7 @@ def test_a_queue_is_created_changed_and_deleted(server: Running) -> None:
     assert "version_conflict" in do(server, "queues.update", queue_name="made", version="1", lease_timeout="7m")
 
     server.produce("made", "left")
-    assert "nothing was done" in do(server, "queues.delete", queue_name="made", force="1", confirm="mad")
+    assert "nothing changed" in do(server, "queues.delete", queue_name="made", force="1", confirm="mad")
     assert "queue_not_empty" in do(server, "queues.delete", queue_name="made", confirm="made")
     assert 'href="/ui/queues"' in do(server, "queues.delete", queue_name="made", force="1", confirm="made")
     assert server.post("queues.info", queue_name="made").status_code == 404
@@ -380,7 +380,7 @@ def test_a_partition_is_paused_and_resumed(server: Running) -> None:
 def test_items_are_deleted_by_their_ids(server: Running) -> None:
     name = server.queue()
     one, two, three = (server.produce(name, each)["first_id"] for each in "abc")
-    assert "repeat" in do(server, "items.delete", queue_name=name, ids=f"{one} {two}")
+    assert "to confirm" in do(server, "items.delete", queue_name=name, ids=f"{one} {two}")
     do(server, "items.delete", queue_name=name, ids=f"{one}\n{two}", confirm=name)
     assert [item["id"] for item in server.ask("storage/items.list", queue_name=name)["items"]] == [three]
 
@@ -462,4 +462,4 @@ def test_a_dead_queue_that_the_reader_may_not_see_stays_unseen(keyed: Guarded) -
     with signed(keyed, "read:seen") as reader:
         text = reader.get("/ui/queues/seen/dead").text
     assert 'role="alert"' in text
-    assert "Why they died" not in text
+    assert "Reasons" not in text

@@ -39,7 +39,7 @@ def test_what_was_not_deleted_is_said_with_its_reason(server: Guarded) -> None:
     leased = server.produce(name, "a")["first_id"]
     server.lease(name, batch_size=1)
     told = deleted(server, name, leased)
-    assert "Delete items: nothing was done" in told
+    assert "Delete items: nothing changed" in told
     assert f"{leased} : leased" in told
     ready = server.produce(name, "b")["first_id"]
     told = deleted(server, name, leased, ready)
@@ -82,7 +82,7 @@ def test_what_a_call_without_an_answer_has_done_nobody_knows() -> None:
     async def ask() -> None:
         await Api(silent, {"server": None}, b"localhost").call("queue.pause", queue_name="q")
 
-    with pytest.raises(ProblemError, match="may or may not have been done") as error:
+    with pytest.raises(ProblemError, match="may or may not have been made") as error:
         asyncio.run(ask())
     assert error.value.code == "outcome_unknown"
 
@@ -95,7 +95,7 @@ def test_a_command_that_fails_unexpectedly_is_not_told_as_one_that_was_not_done(
     monkeypatch.setattr(Api, "send", _but(Api.send, fails))
     answer = server.http.post("/ui/do/queue.pause", data={"queue_name": name}, headers={ORIGIN: "same-origin"})
     assert answer.status_code == 500
-    assert "may or may not have been done" in answer.text
+    assert "may or may not have been made" in answer.text
 
 
 def _but(real: Any, fails: Any) -> Any:

@@ -46,7 +46,7 @@ def test_a_redrive_from_filter_to_end(look: Look, server: Child, reader: Opens) 
     page = reader(server, look).open("/ui/dead")
     page.locator("#dead-orders-dead a", has_text="Redrive").click()
     page.get_by_label("Reason contains").fill("<img")
-    page.get_by_label("Items a second").fill("20")
+    page.get_by_label("Items per second").fill("20")
     page.keyboard.press("Enter")
     is_shown(page, "#redrive-go", "Redrive 60 items")
     axe(page)
@@ -63,7 +63,7 @@ def test_a_redrive_from_filter_to_end(look: Look, server: Child, reader: Opens) 
         # Stopped is stopped; what is watched beneath is what the server says.
         changes(page, "#live .figures", lambda text: f"{60 - half}\nwaiting" in text)
         axe(page)
-        page.get_by_role("button", name="Go on with the others").click()
+        page.get_by_role("button", name="Continue with the rest").click()
         changes(page, "#redrive-told", lambda text: text.startswith("Done. 60 items sent back: 60 to orders."))
         assert page.evaluate("document.activeElement.id") == "redrive-told"
         assert (ready(client, "orders-dead"), ready(client, "orders")) == (0, 60)
@@ -83,7 +83,7 @@ def test_a_redrive_that_cannot_go_on_says_so_and_goes_on_later(server: Child, re
         is_shown(page, "#redrive-problem", "there is no queue 'orders'")
         assert ready(client, "orders-dead") == 10
         client.create_queue("orders")
-        page.get_by_role("button", name="Go on with the others").click()
+        page.get_by_role("button", name="Continue with the rest").click()
         changes(page, "#redrive-told", lambda text: text.startswith("Done. 10 items"))
 
 
@@ -108,12 +108,12 @@ def dialog(page: Page, button: str) -> None:
 def test_a_key_is_made_and_revoked(locked: Child, reader: Opens) -> None:
     page = sign_in(reader(locked), key(locked, "boss", "admin"))
     page.goto("/ui/settings/keys")
-    dialog(page, "Make a key")
+    dialog(page, "Create key")
     axe(page)
     page.get_by_label("Name").fill("worker")
     page.get_by_label("Scopes").fill("consume:orders-*")
-    page.locator("#dialog button", has_text="Make the key").click()
-    is_shown(page, "#dialog [role=status]", "nobody can be shown it again")
+    page.locator("#dialog button", has_text="Create key").click()
+    is_shown(page, "#dialog [role=status]", "It is not shown again")
     axe(page)
     found = re.search(r"slw_\w+", page.locator("#dialog").inner_text())
     assert found is not None
@@ -136,7 +136,7 @@ def test_who_may_not_see_a_page_is_told_what_it_takes(locked: Child, reader: Ope
     page = sign_in(them, key(locked, "guest", "read:mine"))
     for path in ("/ui/audit", "/ui/settings", "/ui/settings/keys", "/ui/tasks"):
         page.goto(path)
-        is_shown(page, "section.problem h2", "Not with this key")
+        is_shown(page, "section.problem h2", "Missing scope")
         axe(page)
         fits(page)
 

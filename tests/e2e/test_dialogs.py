@@ -36,7 +36,7 @@ def test_a_form_that_is_pressed_twice_is_sent_once(locked: Child, reader: Opens)
     them = reader(locked)
     page = sign_in(them, ADMIN_KEY)
     them.open("/ui/settings/keys", page)
-    ask(page, "Make a key")
+    ask(page, "Create key")
     page.get_by_label("Name").fill("twice")
     page.get_by_label("Scopes").fill("read:x")
     sent: list[str] = []
@@ -67,7 +67,7 @@ def test_the_focus_is_where_the_answer_is(server: Child, reader: Opens) -> None:
     is_shown(page, "#dialog [role=status]", "done")
     page.wait_for_function(f"() => {FOCUSED}.id === 'dialog-title'")
     page.keyboard.press("Tab")
-    assert page.evaluate(f"{FOCUSED}.textContent") == "Go on"
+    assert page.evaluate(f"{FOCUSED}.textContent") == "Continue"
 
 
 def test_a_form_without_an_answer_says_that_nobody_knows(server: Child, reader: Opens) -> None:
@@ -76,7 +76,7 @@ def test_a_form_without_an_answer_says_that_nobody_knows(server: Child, reader: 
     page.get_by_label("Name", exact=True).fill("orders")
     page.route("**/ui/do/**", lambda route: route.abort())
     send(page)
-    is_shown(page, "#dialog [role=alert]", "may or may not have been done")
+    is_shown(page, "#dialog [role=alert]", "may or may not have been made")
     axe(page)
     assert page.get_by_label("Name", exact=True).input_value() == "orders"
     assert page.locator("#lost").is_hidden()

@@ -208,10 +208,10 @@ def test_what_is_done_on_a_page_is_done_and_audited(server: Child, reader: Opens
         page.locator("#dialog").wait_for(state="hidden")
 
         page.goto("/ui/queues/made/settings")
-        page.get_by_role("button", name="Delete the queue").click()
+        page.get_by_role("button", name="Delete queue").click()
         confirm = page.locator("#f-confirm")
         confirm.fill("mad")
-        page.get_by_label("Also if items are left in it").check()
+        page.get_by_label("Delete remaining items").check()
         page.locator("#dialog").get_by_role("button", name="Delete").click()
         assert page.evaluate("document.querySelector('#f-confirm').validity.patternMismatch")
         assert [each.queue_name for each in client.list_queues().items] == ["made"]

@@ -47,9 +47,9 @@ def drained(server: Child) -> list[int]:
 
 def start(page: Page) -> None:
     """Presses the plan's button, and the one that means it."""
-    page.get_by_role("button", name="Start this").click()
+    page.get_by_role("button", name="Start rebalance").click()
     page.locator("#dialog button.primary").click()
-    is_shown(page, "#dialog [role=status]", "it has begun")
+    is_shown(page, "#dialog [role=status]", "started")
     page.locator("#dialog [data-close]").click()
 
 
@@ -59,7 +59,7 @@ def test_a_rebalance_from_plan_to_audit_on_one_page(
     vacate(server, client)
     page = reader(server).open("/ui/map")
     page.get_by_text("Plan a rebalance", exact=True).click()
-    page.get_by_role("button", name="Show the plan").click()
+    page.get_by_role("button", name="Show plan").click()
     page.wait_for_url("**/ui/map?*partitions=6*")
     first, second = drained(server)
     for number in (first, second):
@@ -80,10 +80,10 @@ def test_a_rebalance_from_plan_to_audit_on_one_page(
     shot(page, "map-natural")
     while leased := client.lease("orders", batch_size=100, max_partitions=8):
         client.complete("orders", [item.id for item in leased])
-    changes(page, "#rebalance", lambda text: "The last rebalance" in text)
+    changes(page, "#rebalance", lambda text: "Last rebalance" in text)
     for number in (first, second):
         page.locator(f"#tile-{number}").wait_for(state="detached")
-    changes(page, "section[aria-labelledby=rebalance]", lambda text: "rebalance.finish" in text and "is removed" in text)
+    changes(page, "section[aria-labelledby=rebalance]", lambda text: "rebalance.finish" in text and " removed" in text)
     changes(page, "#map-says", lambda text: text.strip() == "6 partitions")
     assert not page.locator(".arrow").count()
     # The address has the queue that was chosen for the reader.
@@ -112,9 +112,9 @@ def test_a_rebalance_is_cancelled(server: Child, client: Client, reader: Opens) 
     page = reader(server).open("/ui/queues/orders/map")
     changes(page, "#map-says", lambda text: "drain" in text)
     page.get_by_role("button", name="Cancel…").click()
-    is_shown(page, "#dialog form", "It goes back")
+    is_shown(page, "#dialog form", "Rolls back")
     page.locator("#dialog button.primary").click()
-    is_shown(page, "#dialog [role=status]", "it goes back")
+    is_shown(page, "#dialog [role=status]", "cancelling")
     page.locator("#dialog [data-close]").click()
     changes(page, "section[aria-labelledby=rebalance]", lambda text: "cancelled" in text and "rebalances.cancel" in text)
     page.locator("#tile-6").wait_for(state="detached")
@@ -155,7 +155,7 @@ def test_the_map_by_keyboard(server: Child, client: Client, reader: Opens) -> No
     client.complete("orders", [item.id for item in leased])
     page.locator(f"#tile-{going}").wait_for(state="detached")
     page.wait_for_function("() => document.activeElement.matches('.tile[aria-selected=true]')")
-    is_shown(page, ".map [role=status]", f"Partition {going} is removed")
+    is_shown(page, ".map [role=status]", f"Partition {going} was removed")
 
 
 def test_who_may_not_rebalance_is_told_the_scope(locked: Child, reader: Opens) -> None:

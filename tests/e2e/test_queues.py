@@ -152,7 +152,7 @@ def test_a_queue_is_created(server: Child, client: Client, reader: Opens) -> Non
     is_shown(page, "#cli", "sluiceway queue create orders --partitions 3")
     axe(page)
     confirm(page, "Create a queue")
-    page.locator("#dialog a", has_text="Go on").click()
+    page.locator("#dialog a", has_text="Continue").click()
     page.wait_for_url("**/ui/queues/orders")
     assert client.queue_info("orders").requested_partitions == 3
 
@@ -198,7 +198,7 @@ def test_settings_are_changed(server: Child, client: Client, reader: Opens) -> N
     page.locator("#dialog [name=retry_backoff]").fill("1s 10m")
     is_shown(page, "#cli", "sluiceway queue update orders --if-version 1 --retry-backoff 1s 10m")
     confirm(page, "Change settings")
-    page.locator("#dialog a", has_text="Go on").click()
+    page.locator("#dialog a", has_text="Continue").click()
     is_shown(page, "#settings tr", "10m at most")
     assert str(client.queue_info("orders").lease_timeout) == "1m"
 
@@ -213,7 +213,7 @@ def test_items_are_found_read_and_deleted(server: Child, client: Client, reader:
     page.locator(".panel [role=button]", has_text="Delete").click()
     is_shown(page, "#cli", f"sluiceway drop orders {first}")
     confirm(page, "Delete", confirm="orders")
-    page.locator("#dialog a", has_text="Go on").click()
+    page.locator("#dialog a", has_text="Continue").click()
     page.wait_for_url("**/ui/queues/orders/items")
     assert first not in page.locator("#items").inner_text()
     page.get_by_label("State").select_option("scheduled")
@@ -228,7 +228,7 @@ def test_a_queue_is_cleared_and_deleted_by_its_name_alone(server: Child, client:
     client.create_queue("orders")
     client.produce("orders", ["a", "b"])
     page = reader(server).open("/ui/queues/orders/settings")
-    press(page, "Clear the queue")
+    press(page, "Clear queue")
     page.locator("#dialog [name=confirm]").fill("order")
     page.locator("#dialog button").first.click()
     # The browser itself holds back what has not the name.
@@ -236,9 +236,9 @@ def test_a_queue_is_cleared_and_deleted_by_its_name_alone(server: Child, client:
     confirm(page, "Clear", confirm="orders")
     page.locator("#dialog [data-close]").click()
     assert sum(part.ready for part in client.stats("orders").partitions) == 0
-    press(page, "Delete the queue")
+    press(page, "Delete queue")
     confirm(page, "Delete", confirm="orders")
-    page.locator("#dialog a", has_text="Go on").click()
+    page.locator("#dialog a", has_text="Continue").click()
     page.wait_for_url("**/ui/queues")
     is_shown(page, ".empty", "sluiceway queue create")
 

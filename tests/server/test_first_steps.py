@@ -125,9 +125,9 @@ def test_a_paused_queue_says_so(server: Running) -> None:
     server.ask("queue.pause", queue_name=name)
     with pytest.raises(click.ClickException) as refused:
         cli.main(["lease", name, "--url", server.url], standalone_mode=False)
-    assert "is paused: nothing is leased from it until it is resumed" in str(refused.value)
+    assert "is paused for leasing" in str(refused.value)
     assert refused.value.error.retryable  # type: ignore[attr-defined]
-    assert "paused: lease and produce" in run("stats", name, "--url", server.url)[1]
+    assert "Paused: lease and produce" in run("stats", name, "--url", server.url)[1]
     server.ask("queue.resume", queue_name=name)
     assert "paused" not in run("stats", name, "--url", server.url)[1]
 
@@ -135,7 +135,7 @@ def test_a_paused_queue_says_so(server: Running) -> None:
 def test_a_queue_is_deleted_with_yes_too(server: Running) -> None:
     name = server.queue()
     server.produce(name, "x")
-    assert run("queue", "delete", name, "--force", "--yes", "--url", server.url) == (0, f"deleted {name}\n")
+    assert run("queue", "delete", name, "--force", "--yes", "--url", server.url) == (0, f"Deleted {name}\n")
 
 
 @pytest.mark.parametrize("page", ["/ui", "/ui/", "/v1", "/docs"])

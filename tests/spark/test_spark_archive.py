@@ -324,10 +324,10 @@ verb = covering(COVERED)
 def _commands(shell: Shell, world: Server, folder: Path) -> None:
     how = ["--to", str(folder / "a"), "--checkpoint", str(folder / "c"), "--once"]
     fill(world, shell.queue, 30)
-    assert shell.says("spark", "archive", shell.queue, *how) == "archived 30 items in 1 batch\n"
+    assert shell.says("spark", "archive", shell.queue, *how) == "Archived 30 items in 1 batch\n"
     fill(world, shell.queue, 12, start=30)
     assert shell.json("spark", "archive", shell.queue, *how)[-1] == {"items": 12, "batches": 1, "stopped": False}
-    assert re.fullmatch(r"42 items in 2 batches, 2 files, [0-9,]+ bytes: all as it was written\n", verified(shell, folder))
+    assert re.fullmatch(r"42 items in 2 batches, 2 files, [0-9,]+ bytes: no problems\n", verified(shell, folder))
     found = shell.json("spark", "archive", "--verify", str(folder / "a"))[0]
     assert (found["items"], found["problems"]) == (42, [])
 

@@ -237,7 +237,7 @@ def _commands(shell: Shell, folder: Path, world: Server) -> None:
     code, _, err = shell.ends(*how)
     assert (code, f"no partition of {shell.queue} is draining" in err) == (3, True), err
     to = [*how, "--to-queue", "taken", "--to-url", world.url]
-    assert shell.says(*to) == "copied 50 items in 1 batch; 0 left\n"
+    assert shell.says(*to) == "Copied 50 items in 1 batch; 0 left\n"
     assert shell.json(*to)[-1] == {"items": 0, "batches": 0, "left": 0, "stopped": False}
     assert shell.ends(*how, "--follow")[0] == 2
     assert shell.ends(*how, "--to-queue", "taken", "--to-key", "env:X")[0] == 2

@@ -74,7 +74,7 @@ def test_from_files_to_outcomes(world: Server, tmp_path: Path) -> None:
     (tmp_path / "helping.py").write_text(HELPING)
     to = ("--url", world.url)
     code, out, err = run(tmp_path, "ingest", "orders", "a.csv", "--create", "--partitions", "2", *to)
-    assert (code, out) == (0, "3 items of 1 file stored in 1 chunk\n"), err
+    assert (code, out) == (0, "Stored 3 items of 1 file in 1 chunk\n"), err
     assert "ingest: 1 file, write id ingest-" in err
     code, out, err = run(tmp_path, "ingest", "orders", "a.csv", "--json", *to)
     assert code == 0, err
@@ -117,7 +117,7 @@ def test_it_goes_on_until_it_is_told_to_end(world: Server, tmp_path: Path) -> No
         except BaseException:
             process.kill()
             raise
-    assert (process.returncode, out) == (0, "stored 2 items in 1 batch; stopped\n"), err
+    assert (process.returncode, out) == (0, "Stored 2 items in 1 batch; stopped\n"), err
 
 
 @pytest.mark.slow
@@ -179,12 +179,12 @@ def test_progress_in_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("ingest", "q"), "name the files to store, or a folder to --watch"),
-        (("ingest", "q", "a", "--watch", "b"), "name the files to store, or a folder to --watch"),
-        (("ingest", "q", "--watch", "b"), "--watch needs a --checkpoint"),
+        (("ingest", "q"), "pass the files to store, or a folder to --watch"),
+        (("ingest", "q", "a", "--watch", "b"), "pass the files to store, or a folder to --watch"),
+        (("ingest", "q", "--watch", "b"), "--watch needs --checkpoint"),
         (("ingest", "q", "--watch", "b", "--checkpoint", "c", "--write-id", "x"), "--write-id is for files"),
-        (("ingest", "q", "a", "--once"), "go with --watch"),
-        (("ingest", "q", "a", "--partitions", "2"), "--partitions goes with --create"),
+        (("ingest", "q", "a", "--once"), "need --watch"),
+        (("ingest", "q", "a", "--partitions", "2"), "--partitions needs --create"),
         (("ingest", "q", "a", "--option", "sep"), "'sep' is not NAME=VALUE"),
         (("process", "q", "a:b"), "Missing option '--checkpoint'"),
     ],

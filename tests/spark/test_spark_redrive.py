@@ -150,10 +150,10 @@ verb = covering(COVERED)
 def _commands(shell: Shell, folder: Path) -> None:
     how = ["spark", "redrive", shell.queue, "--where", "reference = 'one 3'"]
     out = shell.says(*how, "--dry-run")
-    assert out.startswith("would send back 1 of 21 items\n1 to ")
+    assert out.startswith("Would send back 1 of 21 items\n1 to ")
     assert out.endswith(", attempts 1, timeout: no answer: one 3\n")
     assert shell.json(*how, "--dry-run")[0]["examples"][0]["payload"] == "one 3"
-    assert shell.says(*how, "--checkpoint", str(folder / "c")).startswith("sent back 1 of 21 items\n1 to ")
+    assert shell.says(*how, "--checkpoint", str(folder / "c")).startswith("Sent back 1 of 21 items\n1 to ")
     assert shell.ends(*how)[0] == 2
 
 

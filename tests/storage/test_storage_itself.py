@@ -212,7 +212,7 @@ def test_a_folder_that_was_replaced_is_accepted_by_the_command_line(
     with pytest.raises(SluicewayError, match="sluiceway backend accept default"):
         asyncio.run(once("b"))
     told = Shell("q", monkeypatch, capfdbinary).says("backend", "accept", "default", "--data", str(data))
-    assert "accepted 1 partitions of backend default as they are" in told
+    assert "Accepted 1 partitions of backend default" in told
     assert asyncio.run(once("b")) == ["b"]
 
 

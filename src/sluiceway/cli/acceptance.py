@@ -1,4 +1,4 @@
-"""`sluiceway backend accept`: in the meta store itself, as the server may not serve what is to be accepted."""
+"""`sluiceway backend accept`: writes to the meta store directly, because the server may not serve the storage in question."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 def accept_storage(
     data: Path, config: Path | None, cluster_meta: str | None, backend: str, queue_name: str | None, numbers: Sequence[int]
 ) -> list[tuple[str, int]]:
-    """See `accept`; in the meta store of the folder, or of the configured cluster. Raises as that does, and `unavailable`."""
+    """Run `accept` in the meta store of the folder or of the configured cluster. Raises as `accept` does, and `unavailable`."""
     cluster = load(config, flags={} if cluster_meta is None else {"cluster.meta": cluster_meta}).configuration.cluster
     own = data / "meta.sqlite"
     if not cluster.meta and not own.exists():
-        raise invalid("data", f"there is no {own}; of a server in a cluster say which, by --config or --cluster-meta")
+        raise invalid("data", f"there is no {own}; for a server in a cluster, pass --config or --cluster-meta")
     try:
         return asyncio.run(_accept(cluster.meta or f"sqlite:{own}", backend, queue_name, numbers))
     except ConflictError as error:
-        raise SluicewayError(
-            "unavailable", f"an instance opens one of the partitions right now; repeat this: {error}", "backend"
-        ) from error
+        raise SluicewayError("unavailable", f"an instance is opening one of the partitions; try again: {error}", "backend") from error
     except (StoreUnavailableError, MetaUnknownError) as error:
         raise SluicewayError("unavailable", str(error), "cluster.meta" if cluster.meta else "data") from error
 

@@ -1,4 +1,4 @@
-"""Commands for whoever runs a server: backends, API keys, the audit trail, events."""
+"""Commands for operators: backends, API keys, the audit trail, events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FOLLOW_PAUSE = 1.0
 AUDIT_OVERLAP = timedelta(minutes=1)
-"""How much later an entry may be seen than it says: its commit takes time, and another instance's clock may lag."""
+"""Maximum delay between an entry's timestamp and its visibility: commits take time, and instance clocks may lag."""
 
 
 # -- backends ---------------------------------------------------------------------------------------------------------
@@ -33,24 +33,24 @@ AUDIT_OVERLAP = timedelta(minutes=1)
 
 @click.group()
 def backend() -> None:
-    """Look at the storage systems that hold partitions."""
+    """List and accept storage backends."""
 
 
 @backend.command("list")
 @connected
 def list_backends(session: Session) -> None:
-    """List the backends and how they are. Needs the scope `admin`."""
+    """List the backends with their state. Needs the scope `admin`."""
     items = session.client.list_backends()
     columns = list(items[0]) if items else []
     rows = [[_plain(item.get(column)) for column in columns] for item in items]
-    session.print_all(items, table([column.replace("_", " ") for column in columns], rows), "no backends")
+    session.print_all(items, table([column.replace("_", " ") for column in columns], rows), "No backends")
 
 
 @backend.command("accept")
 @click.argument("name")
-@click.option("--data", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path), help="The data folder of the server.")
-@click.option("--config", type=FILE, help="The server's configuration file, which may name a cluster.")
-@click.option("--cluster-meta", metavar="URL", help="The meta store of the server's cluster, as for `serve`.")
+@click.option("--data", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path), help="The server's data folder.")
+@click.option("--config", type=FILE, help="The server's configuration file, if it names a cluster.")
+@click.option("--cluster-meta", metavar="URL", help="The meta store of the server's cluster, as in `serve`.")
 @click.option("--queue", "queue_name", help="Only the partitions of this queue.")
 @click.option("--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition of the queue. May be repeated.")
 @connected
@@ -63,25 +63,25 @@ def accept_backend(
     queue_name: str | None,
     numbers: tuple[int, ...],
 ) -> None:
-    """Serve what lies in the backend NAME although it is older than it was, or empty.
+    """Accept the storage of backend NAME as it is, although it is older than before, or empty.
 
-    For a storage that was restored on purpose, or is lost for good. First stop every client: ids that were given since are given again, to
-    other items. A server may be running on the data folder.
+    Use this after a deliberate restore or a permanent loss. Stop every client first: item ids that were assigned since then are assigned
+    again to other items. The server may be running.
     """
     if numbers and queue_name is None:
-        raise click.UsageError("--partition is one of a queue: say which by --queue")
+        raise click.UsageError("--partition needs --queue")
     from sluiceway.cli.acceptance import accept_storage
 
     accepted = accept_storage(data, config, cluster_meta, name, queue_name, numbers)
     rows = [{"queue_name": queue, "partition": number} for queue, number in accepted]
     session.print(
         {"backend": name, "accepted": rows},
-        f"accepted {len(rows)} partitions of backend {name} as they are. They are opened at the next start of the server.",
+        f"Accepted {len(rows)} partitions of backend {name}. They open at the next start of the server.",
     )
 
 
 def _plain(value: object) -> str:
-    """A value of a server that may be newer than this program, for a table."""
+    """A table cell for a value that a newer server may have added."""
     text = "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return printable(text.encode("utf-8", "surrogatepass"))
 
@@ -91,7 +91,7 @@ def _plain(value: object) -> str:
 
 @click.group()
 def key() -> None:
-    """Make, list and revoke API keys. Needs the scope `admin`."""
+    """Create, list and revoke API keys. Needs the scope `admin`."""
 
 
 @key.command()
@@ -102,49 +102,51 @@ def key() -> None:
     multiple=True,
     required=True,
     metavar="SCOPE",
-    help="What it may do: ACTION:PATTERN, such as 'produce:orders-*' (produce, consume, read, manage), or admin. May be repeated.",
+    help="Scope of the key: ACTION:PATTERN, such as 'produce:orders-*' (produce, consume, read, manage), or admin. May be repeated.",
 )
-@duration_option("--expires-after", help="When it stops to work. [default: never]")
-@click.option("--requests-per-second", type=click.IntRange(0), help="Its own limit; 0: none. [default: the server's]")
-@click.option("--bytes-per-second", type=click.IntRange(0), help="Its own limit; 0: none. [default: the server's]")
+@duration_option("--expires-after", help="Lifetime of the key. [default: unlimited]")
+@click.option("--requests-per-second", type=click.IntRange(0), help="Request limit; 0 = unlimited. [default: the server's]")
+@click.option("--bytes-per-second", type=click.IntRange(0), help="Bandwidth limit; 0 = unlimited. [default: the server's]")
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Make it in this data folder, without asking a server: the first key. A server may be running there, or come later.",
+    help="Create the key directly in this data folder, without a server: the way to the first key. A server may be running there.",
 )
-@click.option("--config", type=FILE, help="With --data: the server's configuration file, which may name a cluster.")
-@click.option("--cluster-meta", metavar="URL", help="With --data: the meta store of the server's cluster, as for `serve`.")
+@click.option("--config", type=FILE, help="With --data: the server's configuration file, if it names a cluster.")
+@click.option("--cluster-meta", metavar="URL", help="With --data: the meta store of the server's cluster, as in `serve`.")
 @connected
 def create(
     session: Session, name: str, scopes: tuple[str, ...], data: Path | None, config: Path | None, cluster_meta: str | None, **limits: Any
 ) -> None:
-    """Make an API key called NAME, and print it: on stdout, this once and never again."""
+    """Create an API key called NAME and print it on stdout. It is not shown again."""
     if data is None:
         if config is not None or cluster_meta is not None:
-            raise click.UsageError("--config and --cluster-meta say where the keys of a server are that is not asked: they go with --data")
+            raise click.UsageError("--config and --cluster-meta need --data")
         made = session.client.create_key(name, scopes, **limits)
     else:
         from sluiceway.cli.bootstrap import create_key
 
         if not data.exists():
-            click.echo(f"{data} is a new data folder: start the server with --data {data}", err=True)
+            click.echo(f"{data} is a new data folder; start the server with --data {data}", err=True)
         made = create_key(data, config, cluster_meta, name, scopes, **limits)
     if session.as_json:
         print_json(made)
         return
     until = f", until {_day(made.expires_at)}" if made.expires_at else ""
     click.echo(made.key)
-    click.echo(f"key {made.key_id} for {made.name}: {', '.join(made.scopes)}{until}. Keep it: it is not shown again.", err=True)
+    click.echo(
+        f"Created key {made.key_id} for {made.name}: {', '.join(made.scopes)}{until}. Store it now: it is not shown again.", err=True
+    )
 
 
 @key.command("list")
 @connected
 def list_keys(session: Session) -> None:
-    """List the API keys: who has them and what they may do, never the keys themselves."""
+    """List the API keys with their names and scopes. The secrets are never shown."""
     found = _all_keys(session)
     rows = [(each.key_id, each.name, _day(each.created_at), _day(each.expires_at), " ".join(each.scopes)) for each in found]
     columns = ("key", "name", "created", "expires", "scopes")
-    session.print_all(found, table(columns, rows), "no keys; make one with: sluiceway key create NAME --scope SCOPE")
+    session.print_all(found, table(columns, rows), "No API keys. Create one: sluiceway key create NAME --scope SCOPE")
 
 
 def _all_keys(session: Session) -> list[KeyInfo]:
@@ -166,7 +168,7 @@ def _day(at: datetime | None) -> str:
 @click.argument("key_id", metavar="KEY_ID|NAME")
 @connected
 def revoke(session: Session, key_id: str) -> None:
-    """Revoke the API key with this id, or the only one of this name. It is refused from then on, by every server within a second."""
+    """Revoke the API key with this id, or the only one with this name. Every server refuses it within a second."""
     try:
         session.client.revoke_key(key_id)
     except SluicewayError as error:
@@ -176,10 +178,10 @@ def revoke(session: Session, key_id: str) -> None:
         if not named:
             raise
         if len(named) > 1:
-            raise click.UsageError(f"{len(named)} keys are called {key_id}: say which by its id: {', '.join(named)}") from None
+            raise click.UsageError(f"{len(named)} keys are called {key_id}; pass an id: {', '.join(named)}") from None
         (key_id,) = named
         session.client.revoke_key(key_id)
-    session.print({"key_id": key_id}, f"revoked {key_id}")
+    session.print({"key_id": key_id}, f"Revoked {key_id}")
 
 
 # -- audit ------------------------------------------------------------------------------------------------------------
@@ -187,11 +189,11 @@ def revoke(session: Session, key_id: str) -> None:
 
 @click.group()
 def audit() -> None:
-    """See who changed what."""
+    """Show the audit trail."""
 
 
 def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """A time, or how long ago it was."""
+    """Parses a time, or an age such as 2h."""
     if value is None:
         return None
     try:
@@ -209,8 +211,8 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> date
 
 _FILTERS = (
     click.option("--queue", "queue_name", help="Only changes of this queue.", shell_complete=queue_names),
-    click.option("--action", help="Only this call, such as queues.delete; all that begin so if it ends with a dot, such as rebalance."),
-    click.option("--actor", help="Only what this key has changed: its name, or NAME/ID."),
+    click.option("--action", help="Only this action, such as queues.delete. With a trailing dot, all that start so, such as rebalance."),
+    click.option("--actor", help="Only changes by this API key: its name, or NAME/ID."),
 )
 
 
@@ -222,19 +224,19 @@ def audit_filters(command: Callable[..., T]) -> Callable[..., T]:
 
 @audit.command("list")
 @audit_filters
-@click.option("--since", metavar="TIME", callback=_time, help="Only from then on: a time, or how long ago, such as 2h.")
-@click.option("--until", metavar="TIME", callback=_time, help="Only before then.")
-@click.option("-n", "--count", type=click.IntRange(1), default=50, show_default=True, help="At most this many, the newest.")
-@click.option("--follow", is_flag=True, help="Then go on with what comes, until Ctrl-C.")
+@click.option("--since", metavar="TIME", callback=_time, help="Only changes since this time, or since an age such as 2h.")
+@click.option("--until", metavar="TIME", callback=_time, help="Only changes before this time or age.")
+@click.option("-n", "--count", type=click.IntRange(1), default=50, show_default=True, help="Number of newest changes.")
+@click.option("--follow", is_flag=True, help="Then follow new changes until Ctrl-C.")
 @connected
 def list_audit(session: Session, until: datetime | None, count: int, follow: bool, **filters: Any) -> None:
-    """List the last changes, the newest at the end. Needs the scope `admin`."""
+    """List changes, newest last. Needs the scope `admin`."""
     if until is not None and follow:
         raise click.UsageError("--until and --follow exclude each other")
     entries = _audited(session, until=until, **filters)
     newest = list(islice(entries, count))
     if not (newest or follow or session.as_json):
-        click.echo("no changes", err=True)
+        click.echo("No changes", err=True)
     _print_audit(session, newest)
     if follow:
         _follow_audit(session, newest, entries, filters)
@@ -242,11 +244,11 @@ def list_audit(session: Session, until: datetime | None, count: int, follow: boo
 
 @audit.command()
 @audit_filters
-@click.option("-n", "--count", type=click.IntRange(0), default=10, show_default=True, help="Begin with so many of the last.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("-n", "--count", type=click.IntRange(0), default=10, show_default=True, help="Number of latest changes to start with.")
+@click.option("-f", "--follow", is_flag=True, help="Follow new changes until Ctrl-C.")
 @connected
 def tail(session: Session, count: int, follow: bool, **filters: Any) -> None:
-    """Show the last changes, the newest at the end. Needs the scope `admin`."""
+    """Show the latest changes, newest last. Needs the scope `admin`."""
     entries = _audited(session, **filters)
     newest = list(islice(entries, max(count, 1)))
     _print_audit(session, newest[:count])
@@ -255,9 +257,9 @@ def tail(session: Session, count: int, follow: bool, **filters: Any) -> None:
 
 
 def _follow_audit(session: Session, newest: Sequence[AuditEntry], older: Iterator[AuditEntry], filters: dict[str, Any]) -> NoReturn:
-    """Print what comes. An entry of another instance may come with a time, and so an id, that is before those that were there."""
+    """Print new entries. Another instance's entry may arrive late, with an id that sorts before known ones."""
     last = newest[0].at if newest else datetime.now(UTC)
-    # What was there and was not to be shown is no news either.
+    # Older entries that were not shown are not new.
     known = {entry.id for entry in (*newest, *takewhile(lambda entry: entry.at >= last - AUDIT_OVERLAP, older))}
     while True:
         time.sleep(FOLLOW_PAUSE)
@@ -268,7 +270,7 @@ def _follow_audit(session: Session, newest: Sequence[AuditEntry], older: Iterato
 
 
 def _audited(session: Session, **filters: Any) -> Iterator[AuditEntry]:
-    """All entries, newest first, read as far as they are wanted."""
+    """All entries, newest first, read page by page."""
     pivot: str | None = None
     while True:
         page = session.client.list_audit(pivot=pivot, **filters)
@@ -291,12 +293,12 @@ def _print_audit(session: Session, newest_first: Sequence[AuditEntry]) -> None:
 
 
 @click.command()
-@click.option("--queue", help="Only what happens to this queue.", shell_complete=queue_names)
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only these, such as queue.created. May be repeated.")
-@click.option("-n", "--count", type=click.IntRange(1), help="End after this many. [default: go on until Ctrl-C]")
+@click.option("--queue", help="Only events of this queue.", shell_complete=queue_names)
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type, such as queue.created. May be repeated.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many events. [default: run until Ctrl-C]")
 @connected
 def events(session: Session, queue: str | None, types: tuple[str, ...], count: int | None) -> None:
-    """Tell what happens on the server, as it happens. `reset` means that something was missed."""
+    """Print the server's events as they happen. `reset` means that events were missed."""
     for number, event in enumerate(session.client.events(queue_name=queue, types=types or None), 1):
         data = printable(json.dumps(event.data, ensure_ascii=False).encode("utf-8", "surrogatepass"), 1_000)
         session.print(event, f"{event.type} {data}")

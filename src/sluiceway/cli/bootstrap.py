@@ -1,4 +1,4 @@
-"""The first API key, made where the server keeps them: whoever may write there needs no server's leave."""
+"""Creation of the first API key, directly in the server's storage. Write access to the storage is the authorisation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def create_key(
     requests_per_second: int | None,
     bytes_per_second: int | None,
 ) -> CreatedKey:
-    """A new key in the meta store of the folder, or of the cluster that the configuration names; a server may be using it.
+    """Create a key in the meta store of the folder or of the configured cluster. A server may be running on it.
 
     Raises as `ApiKeys.create` and `load` do, and `unavailable`.
     """

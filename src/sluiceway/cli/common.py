@@ -1,4 +1,4 @@
-"""What the commands share: options, how errors end a command, how answers are printed."""
+"""Shared by all commands: options, errors and exit codes, output."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ EXIT_UNKNOWN = 5
 EXIT_INTERRUPTED = 130
 
 _NEXT = {
-    "queue_not_found": "`sluiceway queue list` shows the queues, `sluiceway queue create NAME` makes one",
-    "queue_exists": "`sluiceway queue info NAME` shows it",
-    "queue_not_empty": "complete what is in it, or delete it all the same with --force",
-    "storage_full": "`sluiceway doctor --data DIR` shows what is left on the disk; consume or clear items, or delete queues",
-    "queue_paused": "`sluiceway queue resume NAME` lets it go on",
-    "version_conflict": "`sluiceway queue info NAME` shows the settings and the version that it has now",
-    "unauthenticated": "give a key: SLUICEWAY_API_KEY, or a context (sluiceway context add --help); an administrator makes one with "
-    "`sluiceway key create`, also without a server: `sluiceway key create NAME --scope admin --data DIR` (and the --config of `serve`)",
-    "forbidden": "use a key with that scope; an administrator makes one with `sluiceway key create NAME --scope SCOPE`",
-    "key_not_found": "`sluiceway key list` shows the keys and their ids",
-    "not_found": "is this server an older version, or one with admin_listen? Then the calls for administrators are at that address: --url",
-    "restart_required": "undo these changes; all but the removal of a backend that holds partitions can also wait for a restart",
-    "stale_ids": "what was not ignored is done; leave out these ids, or leave out --strict",
-    "rebalance_open": "`sluiceway rebalance watch QUEUE` shows how far it is, `sluiceway rebalance cancel QUEUE` has it go back",
-    "plan_changed": "look at what it would do now: `sluiceway rebalance plan QUEUE`",
-    "nothing_to_rebalance": "name another number of --partitions, or change a partition_affinity in the configuration and reload it "
+    "queue_not_found": "list the queues with `sluiceway queue list`, or create one with `sluiceway queue create NAME`",
+    "queue_exists": "see `sluiceway queue info NAME`",
+    "queue_not_empty": "complete its items first, or delete them too with --force",
+    "storage_full": "free disk space: consume or clear items, or delete queues; `sluiceway doctor --data DIR` shows the space left",
+    "queue_paused": "resume it with `sluiceway queue resume NAME`",
+    "version_conflict": "read the current settings and version with `sluiceway queue info NAME`",
+    "unauthenticated": "set SLUICEWAY_API_KEY or use a context (sluiceway context add --help); an administrator creates keys with "
+    "`sluiceway key create`, without a server: `sluiceway key create NAME --scope admin --data DIR` (plus the --config of `serve`)",
+    "forbidden": "use a key with that scope; an administrator creates one with `sluiceway key create NAME --scope SCOPE`",
+    "key_not_found": "list the keys and their ids with `sluiceway key list`",
+    "not_found": "the server may be older, or serve administration calls only at its admin_listen address: pass that as --url",
+    "restart_required": "undo these changes, or restart the server; a backend that holds partitions cannot be removed either way",
+    "stale_ids": "the other items are done; leave out these ids, or omit --strict",
+    "rebalance_open": "watch it with `sluiceway rebalance watch QUEUE`, or roll it back with `sluiceway rebalance cancel QUEUE`",
+    "plan_changed": "review the new plan: `sluiceway rebalance plan QUEUE`",
+    "nothing_to_rebalance": "pass another number of --partitions, or change a partition_affinity in the configuration and reload it "
     "(`sluiceway config reload`)",
-    "rebalance_not_found": "`sluiceway rebalance list` shows those that there are",
-    "not_cancellable": "let it end; another rebalance can then bring back what is wanted",
-    "key_conflict": "the key was used for other items; take a new one",
-    "outcome_unknown": "it may or may not have happened; look with `sluiceway stats QUEUE` before you repeat it",
+    "rebalance_not_found": "list the rebalances with `sluiceway rebalance list`",
+    "not_cancellable": "wait until it ends, then start another rebalance",
+    "key_conflict": "the idempotency key was used for other items; choose a new one",
+    "outcome_unknown": "it may or may not have happened; check with `sluiceway stats QUEUE` before you repeat it",
 }
 
 
 class Failure(click.ClickException):
-    """A command that ended with an error of Sluiceway's: one line on stderr (one JSON object with --json) and an exit code."""
+    """An error that ends a command: one line on stderr (one JSON object with --json) and an exit code."""
 
     def __init__(self, error: SluicewayError, url: str = "", as_json: bool = False, done: str = "") -> None:
         super().__init__(error.detail)
@@ -67,7 +67,7 @@ class Failure(click.ClickException):
 
     @property
     def ignored(self) -> Sequence[Ignored]:
-        """With `stale_ids`, what was ignored."""
+        """The ignored ids of a `stale_ids` error."""
         return cast("Sequence[Ignored]", getattr(self.error, "ignored", ()))
 
     def show(self, file: object = None) -> None:
@@ -86,7 +86,7 @@ class Failure(click.ClickException):
             click.echo(f"ignored {each.id}: {each.reason.replace('_', ' ')}", err=True)
         hint = _NEXT.get(error.code)
         if error.code == "unavailable" and error.detail.startswith("cannot reach"):
-            hint = f"is a server running at {self.url}? Start one with: sluiceway dev"
+            hint = f"is a server running at {self.url}? Start one: sluiceway dev"
         if hint:
             click.echo(f"hint: {hint}", err=True)
 
@@ -102,7 +102,7 @@ def exit_code(error: SluicewayError) -> int:
 def duration_option(
     name: str, *, help: str, default: str | None = None, metavar: str = "DURATION"
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """An option that takes a duration, or one for each word of `metavar`; checked where it is typed and passed on as text."""
+    """An option with one duration per word of `metavar`, validated and passed on as text."""
     count = len(metavar.split())
 
     def check(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
@@ -120,7 +120,7 @@ _RATE = re.compile(r"([1-9][0-9]{0,8})(?:/s)?")
 
 
 def per_second(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Checks an option that takes items per second."""
+    """Validates an option in items per second."""
     found = _RATE.fullmatch(value) if value is not None else None
     if value is not None and found is None:
         raise click.BadParameter(f"{value!r} is not a number of items per second such as 100/s", ctx, param)
@@ -128,22 +128,22 @@ def per_second(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 def json_option(command: Callable[..., T]) -> Callable[..., T]:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line; errors too.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line, errors too.")(command)
 
 
 class Output:
-    """How a command prints: for people, or as JSON for programs."""
+    """A command's output: text, or JSON."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
 
     @property
     def progress(self) -> bool:
-        """Whether someone looks at stderr who wants to see how far it is."""
+        """Whether to show progress: stderr is a terminal, and the output is text."""
         return sys.stderr.isatty() and not self.as_json
 
     def print(self, answer: msgspec.Struct | dict[str, Any], text: str | Rows) -> None:
-        """The answer as one line of JSON, or the text for people."""
+        """Print the answer as one line of JSON, or the text."""
         if self.as_json:
             print_json(answer)
         elif isinstance(text, str):
@@ -152,7 +152,7 @@ class Output:
             print_table(text)
 
     def print_all(self, answers: Sequence[msgspec.Struct | Mapping[str, Any]], rows: Rows, none: str) -> None:
-        """One line of JSON each, or the table for people; `none` is what they are told if there is nothing to show."""
+        """Print each answer as a line of JSON, or the table; without answers, the text `none` on stderr."""
         if self.as_json:
             for answer in answers:
                 print_json(answer)
@@ -163,7 +163,7 @@ class Output:
 
 
 def printing(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command that talks to no server the option `--json`, and an `Output` as its first argument."""
+    """Decorates a command without a server: adds `--json`, and passes an `Output` as the first argument."""
 
     @json_option
     @functools.wraps(command)
@@ -187,7 +187,7 @@ def print_json(answer: msgspec.Struct | Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A plain table, laid out when it is shown: a program that asked for JSON does not wait for what does that."""
+    """A plain table. Its layout library is imported only when it is printed, which keeps --json fast."""
 
     columns: Sequence[str]
     rows: Iterable[Sequence[object]]
@@ -207,12 +207,12 @@ class Rows:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Rows:
-    """A plain table; the columns named in `right` hold numbers. Columns without names make no heading."""
+    """A plain table. Columns named in `right` are aligned right. Without column names there is no heading."""
     return Rows(columns, list(rows), right)
 
 
 def wide_console() -> Console:
-    """A console that cuts no column short: a number without its end is a wrong number."""
+    """A console wide enough to truncate no column."""
     from rich.console import Console
 
     return Console(width=1_000_000)
@@ -228,7 +228,7 @@ def counted(number: int, what: str) -> str:
 
 
 def printable(payload: bytes, longest: int = 200) -> str:
-    """Bytes of unknown origin for a terminal: what could steer it is escaped."""
+    """Untrusted bytes for a terminal: control characters are escaped."""
     text = payload[: longest * 4].decode("utf-8", "backslashreplace")
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text if len(text) <= longest and len(payload) <= longest * 4 else text[:longest] + "…"
@@ -238,12 +238,12 @@ def printable(payload: bytes, longest: int = 200) -> str:
 
 
 def arguments_or_stdin(values: Sequence[str], what: str) -> Iterator[str]:
-    """The values, or for a single `-` the lines of stdin."""
+    """The values, or the lines of stdin for a single `-`."""
     if tuple(values) != ("-",):
         yield from values
         return
     if sys.stdin.isatty():
-        click.echo(f"reading {what} from the terminal, one a line; end with Ctrl-D", err=True)
+        click.echo(f"reading {what} from the terminal, one per line; end with Ctrl-D", err=True)
     for line in sys.stdin.buffer:
         if value := line.decode("utf-8", "replace").strip():
             yield value

@@ -1,4 +1,4 @@
-"""`sluiceway completion`: what a shell needs to complete commands, options and the names of queues."""
+"""`sluiceway completion`: shell completion of commands, options and queue names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INSTALL = {
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script with which SHELL completes commands, options, and the names of the server's queues."""
+    """Print the completion script for SHELL: commands, options, and the server's queue names."""
     from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)

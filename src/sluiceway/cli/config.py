@@ -1,4 +1,4 @@
-"""`sluiceway config`: what a server would run with, whether it could, and the running one's reload."""
+"""`sluiceway config`: show, check and reload a server's configuration."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group()
 def config() -> None:
-    """Show and check a server's configuration, and have a running server read it again."""
+    """Show, check and reload a server's configuration."""
 
 
 @config.command()
-@click.option("--config", "file", type=FILE, help="The file. [default: none, only the environment and the defaults]")
-@click.option("--origin", is_flag=True, help="Say where each value comes from, and which need a restart.")
-@click.option("--running", is_flag=True, help="Ask the server for the one that it runs with. Needs the scope `admin`.")
+@click.option("--config", "file", type=FILE, help="Configuration file. [default: none, only the environment and the defaults]")
+@click.option("--origin", is_flag=True, help="Show the origin of each value, and which need a restart.")
+@click.option("--running", is_flag=True, help="Show the configuration of the running server. Needs the scope `admin`.")
 @connected
 def show(session: Session, file: Path | None, origin: bool, running: bool) -> None:
-    """Show the configuration with which a server started here would run. Secrets are not shown."""
+    """Show the effective configuration of a server started here. Secrets are hidden."""
     if running:
         if file is not None:
             raise click.UsageError("--running and --config exclude each other")
@@ -56,7 +56,7 @@ def _toml(tables: Mapping[str, Any], origin: bool, prefix: str = "") -> list[str
         lines += [*([""] if lines else []), f"[{prefix}{name}]"]
         for key, entry in table.items():
             note = f"  # {entry['origin']}{'; a change needs a restart' if entry['restart'] else ''}" if origin else ""
-            # A key without a value cannot be written in TOML.
+            # TOML has no null.
             lines.append(f"# {key} is not set{note}" if entry["value"] is None else f"{key} = {_value(entry['value'])}{note}")
     return lines
 
@@ -73,15 +73,15 @@ def _value(value: object) -> str:
 @click.argument("file", type=FILE)
 @printing
 def check(output: Output, file: Path) -> int:
-    """Say whether a server could start with this FILE. Ends with 3 if not."""
+    """Check whether a server could start with FILE. Exits with 3 if not."""
     problems = problems_of(file)
-    text = "\n".join(f"problem: {problem}" for problem in problems) or f"{file} is fine"
+    text = "\n".join(f"problem: {problem}" for problem in problems) or f"{file} is valid"
     output.print({"valid": not problems, "problems": problems}, text)
     return EXIT_REFUSED if problems else 0
 
 
 def problems_of(file: Path) -> list[str]:
-    """What is wrong with the file, in words."""
+    """The problems of the file; empty if it is valid."""
     from sluiceway.instance import configuration
 
     try:
@@ -93,7 +93,7 @@ def problems_of(file: Path) -> list[str]:
 @config.command()
 @printing
 def schema(output: Output) -> None:
-    """Print the JSON Schema of the configuration file, for editors and other programs."""
+    """Print the JSON Schema of the configuration file, for editors and validators."""
     from sluiceway.instance.configuration import schema as of_file
 
     output.print(of_file(), json.dumps(of_file(), indent=2))
@@ -102,6 +102,6 @@ def schema(output: Output) -> None:
 @config.command()
 @connected
 def reload(session: Session) -> None:
-    """Have the server read its configuration again: all that has changed takes effect, or nothing. Needs the scope `admin`."""
+    """Make the server reload its configuration. All changes take effect, or none. Needs the scope `admin`."""
     answer = session.client.reload_config()
-    session.print(answer, "\n".join(f"changed {name}" for name in answer.changed) or "nothing had changed")
+    session.print(answer, "\n".join(f"Changed {name}" for name in answer.changed) or "No changes")

@@ -1,4 +1,4 @@
-"""Commands that look at the consumers of queues."""
+"""Commands on the consumers of queues."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NUMBERS = ("batch", "leases", "items", "items/s", "lag")
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRow:
-    """A consumer, or one of its Spark queries, as it is shown: `state` is then that of the query, else `waiting` for items, or empty.
+    """A table row: a consumer, or one of its Spark queries. Without a query `state` is `waiting` (for items) or empty.
 
-    `lag` is how many items of the queue are ready. `batch` is None before a query's first one, `items_per_second` without a query.
+    `lag` is the number of ready items in the queue. `batch` is None before a query's first batch, `items_per_second` without a query.
     """
 
     queue_name: str
@@ -39,31 +39,31 @@ class ConsumerRow:
 
 @click.group()
 def consumer() -> None:
-    """Look at who consumes."""
+    """List consumers."""
 
 
 @consumer.command("list")
 @click.argument("queue_name", metavar="[QUEUE]", required=False)
 @connected
 def list_(session: Session, queue_name: str | None) -> None:
-    """List the consumers of a queue, or of all: their leases, and how their Spark queries get on.
+    """List the consumers of a queue, or of all queues: leases, and progress of Spark queries.
 
-    `lag` is how many items of the queue are ready. With --json: one object a queue.
+    `lag` is the number of ready items in the queue. With --json: one object per queue.
     """
     found = list(queues_of(session.client, queue_name))
     rows = rows_of(found)
     if session.as_json:
         session.print_all(found, consumer_table(rows), "")
     elif not rows:
-        click.echo("no consumers", err=True)
+        click.echo("No consumers", err=True)
     else:
         print_table(consumer_table(rows))
         if any(queue.more for queue in found):
-            click.echo("there are more consumers than these", err=True)
+            click.echo("More consumers exist than are listed", err=True)
 
 
 def queues_of(client: Client, queue_name: str | None = None) -> Iterator[QueueConsumers]:
-    """The queue, or all that have consumers; raises what the call raises."""
+    """The queue, or all queues with consumers. Raises as the call does."""
     pivot = None
     while True:
         page = client.list_consumers(queue_name, pivot=pivot)
@@ -74,7 +74,7 @@ def queues_of(client: Client, queue_name: str | None = None) -> Iterator[QueueCo
 
 
 def rows_of(queues: Iterable[QueueConsumers]) -> list[ConsumerRow]:
-    """One row a query, and one for each consumer without any."""
+    """One row per query, and one per consumer without queries."""
     return [_row(queue, each, query) for queue in queues for each in queue.consumers for query in each.queries or (None,)]
 
 

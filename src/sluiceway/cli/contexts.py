@@ -1,4 +1,4 @@
-"""Servers that were given a name: the file of contexts, and `sluiceway context`."""
+"""Contexts (named servers): their file, and `sluiceway context`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIELDS = ("url", "api_key", "ca_file")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A server's URL and what it takes to talk to it. `api_key` is `env:NAME`, `file:PATH`, or the key itself."""
+    """A server's URL and credentials. `api_key` is `env:NAME`, `file:PATH`, or the key itself."""
 
     url: str
     api_key: str | None = field(default=None, repr=False)
@@ -30,35 +30,35 @@ class Context:
 
     @property
     def key_origin(self) -> str:
-        """Where the key comes from, without the key."""
+        """The origin of the key, without the key itself."""
         if self.api_key is None:
             return "none"
-        return self.api_key if self.api_key.startswith(("env:", "file:")) else "kept here"
+        return self.api_key if self.api_key.startswith(("env:", "file:")) else "stored here"
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """All contexts by name, and which of them holds where nothing else is said."""
+    """All contexts by name, and the current one."""
 
     named: Mapping[str, Context] = field(default_factory=dict)
     current: str | None = None
 
     def get(self, name: str) -> Context:
-        """Raises `invalid_request` that names those that there are."""
+        """The context of that name. Raises `invalid_request`, which lists the known names."""
         if name not in self.named:
-            known = ", ".join(sorted(self.named)) or "none; make one with: sluiceway context add NAME --url URL"
-            raise invalid("context", f"there is no context {name!r}; there are: {known}")
+            known = ", ".join(sorted(self.named)) or "none; add one: sluiceway context add NAME --url URL"
+            raise invalid("context", f"there is no context {name!r}; known contexts: {known}")
         return self.named[name]
 
 
 def contexts_file(environment: Mapping[str, str] = os.environ) -> Path:
-    # A relative XDG_CONFIG_HOME is to be ignored, says the standard that it comes from.
+    # The XDG standard says to ignore a relative XDG_CONFIG_HOME.
     base = environment.get("XDG_CONFIG_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".config") / "sluiceway" / "contexts.toml"
 
 
 def read_contexts(path: Path) -> Contexts:
-    """What the file says; without a file, no contexts. Raises `invalid_request` that names the file and what is wrong in it."""
+    """The contexts of the file; none without a file. Raises `invalid_request` with the file and its problem."""
     import tomllib
 
     try:
@@ -73,8 +73,8 @@ def read_contexts(path: Path) -> Contexts:
     except tomllib.TOMLDecodeError as error:
         raise invalid("context", f"{path} is not TOML: {error}") from None
     contexts = _checked(tables, path)
-    if readable_by_others and any(each.key_origin == "kept here" for each in contexts.named.values()):
-        raise invalid("context", f"{path} holds an API key and others can read it; run: chmod 600 {path}")
+    if readable_by_others and any(each.key_origin == "stored here" for each in contexts.named.values()):
+        raise invalid("context", f"{path} holds an API key and is readable by other users; run: chmod 600 {path}")
     return contexts
 
 
@@ -88,12 +88,12 @@ def _checked(tables: dict[str, Any], path: Path) -> Contexts:
         if "url" not in values:
             raise invalid("context", f"{path}: url is missing in [contexts.{name}]")
     if current is not None and current not in named:
-        raise invalid("context", f"{path}: current names {current!r}, which is not there; choose one with: sluiceway context use NAME")
+        raise invalid("context", f"{path}: current names {current!r}, which does not exist; choose one: sluiceway context use NAME")
     return Contexts({name: Context(**values) for name, values in named.items()}, current)
 
 
 def write_contexts(path: Path, contexts: Contexts) -> None:
-    """Replace the file, whole or not at all, so that nobody but its owner can read it."""
+    """Replace the file atomically, readable by its owner alone."""
     lines = [] if contexts.current is None else [f"current = {_quoted(contexts.current)}"]
     for name, context in sorted(contexts.named.items()):
         values = asdict(context)
@@ -107,7 +107,7 @@ def write_contexts(path: Path, contexts: Contexts) -> None:
 
 
 def _quoted(text: str) -> str:
-    # A JSON string is one of TOML, but for the character 127.
+    # A JSON string is valid TOML except for the character 127.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -116,27 +116,27 @@ def _quoted(text: str) -> str:
 
 @click.group()
 def context() -> None:
-    """Give servers a name, with their API keys, and choose one."""
+    """Name servers with their API keys, and choose the current one."""
 
 
 def _name(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if not NAME.fullmatch(value):
-        raise click.BadParameter(f"{value!r} is not 1 to 64 of A-Z a-z 0-9 _ . -, beginning with a letter or digit", ctx, param)
+        raise click.BadParameter(f"{value!r} is not 1 to 64 characters of A-Z a-z 0-9 _ . -, starting with a letter or digit", ctx, param)
     return value
 
 
 @context.command()
 @click.argument("name", callback=_name)
-@click.option("--url", required=True, help="The server.")
-@click.option("--api-key-env", metavar="VARIABLE", help="The key is in this environment variable, each time.")
-@click.option("--api-key-file", type=click.Path(dir_okay=False, path_type=Path), help="The key is in this file, each time.")
-@click.option("--api-key", "ask", is_flag=True, help="Ask for the key and keep it, in a file that only you can read.")
+@click.option("--url", required=True, help="The server's URL.")
+@click.option("--api-key-env", metavar="VARIABLE", help="Read the key from this environment variable at each use.")
+@click.option("--api-key-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the key from this file at each use.")
+@click.option("--api-key", "ask", is_flag=True, help="Prompt for the key and store it in a file that only you can read.")
 @click.option("--ca-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Trust these certificate authorities.")
 @printing
 def add(output: Output, name: str, url: str, api_key_env: str | None, api_key_file: Path | None, ask: bool, ca_file: Path | None) -> None:
-    """Add the context NAME, or replace it. The first one is used from then on.
+    """Add or replace the context NAME. The first context becomes the current one.
 
-    With --api-key the key is asked for on a terminal, and read from stdin elsewhere.
+    With --api-key the key is prompted for at a terminal, and otherwise read from stdin.
     """
     if sum((bool(api_key_env), bool(api_key_file), ask)) > 1:
         raise click.UsageError("--api-key-env, --api-key-file and --api-key exclude each other")
@@ -149,14 +149,14 @@ def add(output: Output, name: str, url: str, api_key_env: str | None, api_key_fi
     before = read_contexts(path)
     made = Context(url.rstrip("/"), key, None if ca_file is None else str(ca_file.absolute()))
     write_contexts(path, Contexts({**before.named, name: made}, before.current or name))
-    output.print(_shown(name, made, before.current or name), f"added {name}" + ("" if before.current else "; it is used from now on"))
+    output.print(_shown(name, made, before.current or name), f"Added {name}" + ("" if before.current else ", now the current context"))
 
 
 def _asked() -> str:
     key = click.prompt("API key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     key = str(key).strip()
     if not re.fullmatch(r"[!-~]+", key):
-        raise click.UsageError("that is not an API key, which has no blanks and looks like slw_ID_SECRET")
+        raise click.UsageError("not an API key: expected slw_ID_SECRET without spaces")
     return key
 
 
@@ -168,35 +168,33 @@ def _shown(name: str, context: Context, current: str | None) -> dict[str, Any]:
 @click.argument("name")
 @printing
 def use(output: Output, name: str) -> None:
-    """Use the context NAME from now on."""
+    """Make NAME the current context."""
     path = contexts_file()
     contexts = read_contexts(path)
     chosen = contexts.get(name)
     write_contexts(path, Contexts(contexts.named, name))
-    output.print(_shown(name, chosen, name), f"using {name}: {chosen.url}")
+    output.print(_shown(name, chosen, name), f"Using {name}: {chosen.url}")
 
 
 @context.command("list")
 @printing
 def list_(output: Output) -> None:
-    """List the contexts. Keys are not shown."""
+    """List the contexts. Keys are hidden."""
     contexts = read_contexts(contexts_file())
     shown = [_shown(name, each, contexts.current) for name, each in sorted(contexts.named.items())]
     rows = [("*" if each["current"] else "", each["name"], each["url"], each["api_key"]) for each in shown]
-    output.print_all(
-        shown, table(("", "context", "url", "api key"), rows), "no contexts; make one with: sluiceway context add NAME --url URL"
-    )
+    output.print_all(shown, table(("", "context", "url", "api key"), rows), "No contexts. Add one: sluiceway context add NAME --url URL")
 
 
 @context.command()
 @click.argument("name", required=False)
 @printing
 def show(output: Output, name: str | None) -> None:
-    """Show the context NAME, or the current one. The key is not shown."""
+    """Show the context NAME, or the current one. The key is hidden."""
     contexts = read_contexts(contexts_file())
     name = name or contexts.current
     if name is None:
-        raise SluicewayError("invalid_request", "no context is chosen; choose one with: sluiceway context use NAME", "context")
+        raise SluicewayError("invalid_request", "no current context; choose one: sluiceway context use NAME", "context")
     shown = _shown(name, contexts.get(name), contexts.current)
     output.print(shown, table(("", ""), [(key.replace("_", " "), "-" if value is None else value) for key, value in shown.items()]))
 
@@ -205,10 +203,10 @@ def show(output: Output, name: str | None) -> None:
 @click.argument("name")
 @printing
 def remove(output: Output, name: str) -> None:
-    """Forget the context NAME."""
+    """Remove the context NAME."""
     path = contexts_file()
     contexts = read_contexts(path)
     contexts.get(name)
     left = {other: each for other, each in contexts.named.items() if other != name}
     write_contexts(path, Contexts(left, None if contexts.current == name else contexts.current))
-    output.print({"name": name}, f"removed {name}")
+    output.print({"name": name}, f"Removed {name}")

@@ -1,4 +1,4 @@
-"""Commands that run something whole: the demonstration, the measurement."""
+"""`sluiceway demo` and `sluiceway bench`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from sluiceway.cli.common import Output, print_json, printing
 
 
 @click.command()
-@click.option("--input", "input_", metavar="PATH", help="Your own file or folder (CSV, JSON lines, Parquet, text) instead of the flights.")
+@click.option(
+    "--input", "input_", metavar="PATH", help="Your own file or folder (CSV, JSON lines, Parquet, text) instead of the sample flights."
+)
 @click.option(
     "--kill",
     metavar="WHAT",
-    help="Kill a part in mid-work, to see it recover: server-ingest, server-process, driver, or all.",
+    help="Kill a component mid-run to see it recover: server-ingest, server-process, driver, or all.",
 )
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there instead of in a temporary folder.")
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the data in this folder instead of a temporary one.")
 def demo(input_: str | None, kill: str | None, data: Path | None) -> int:
-    """Feed a Spark pipeline from a queue, and check the books."""
+    """Feed a Spark pipeline from a queue, and check that every item arrived once."""
     try:
         from sluiceway.demo.main import run_demo
     except ModuleNotFoundError as error:
@@ -29,14 +31,14 @@ def demo(input_: str | None, kill: str | None, data: Path | None) -> int:
 
 
 @click.command()
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Counted slices of each system.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="The length of a slice.")
-@click.option("--output", "file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the figures there, as JSON.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measured rounds per system.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="Duration of a round.")
+@click.option("--output", "file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the figures to this file, as JSON.")
 @printing
 def bench(output: Output, rounds: int, seconds: float, file: Path | None) -> int:
-    """Measure produce, lease and complete over HTTP on this machine, side by side with the same without HTTP, and with the disk's own rate.
+    """Measure produce, lease and complete on this machine over HTTP, next to the same without HTTP and the raw disk rate.
 
-    It starts servers of its own, in a temporary folder.
+    Starts its own servers in a temporary folder.
     """
     import subprocess
     import tempfile
@@ -46,7 +48,7 @@ def bench(output: Output, rounds: int, seconds: float, file: Path | None) -> int
         what = ["--cases", "arrow-1000x100-c1", "arrow-1000x100-c8", "--systems", "sluiceway", "in-process", "disk"]
         size = ["--rounds", str(rounds), "--seconds", str(seconds)]
         command = [sys.executable, "-m", "sluiceway.bench", *what, *size, "--output", str(figures)]
-        # What it tells meanwhile is for people.
+        # Progress is text for people, so it must not mix with the JSON.
         ended = subprocess.run(command, stdout=sys.stderr if output.as_json else None, check=False)
         if ended.returncode == 0 and output.as_json:
             print_json(json.loads(figures.read_text()))

@@ -1,4 +1,4 @@
-"""`sluiceway doctor`: looks at what commonly goes wrong, and says what to do about it."""
+"""`sluiceway doctor`: checks for common problems and suggests fixes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LIBRARIES = ("pyarrow", "httpx", "msgspec", "apsw", "pyspark")
 
 
 @click.command()
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Also look at this data folder of a server.")
-@click.option("--config", "file", type=FILE, help="Also look at this configuration file of a server.")
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Also check this data folder of a server.")
+@click.option("--config", "file", type=FILE, help="Also check this configuration file of a server.")
 @connected
 def doctor(session: Session, data: Path | None, file: Path | None) -> int:
-    """Look at what commonly goes wrong, and say what to do about it. Ends with 3 if a check failed.
+    """Check for common problems and suggest fixes. Exits with 3 if a check failed.
 
-    It looks at the server, the way to it and the key, and at this machine. It changes nothing.
+    Checks the server, the connection, the key and this machine. Changes nothing.
     """
     found = [*_server(session), *(_data(data) if data else ()), *(_configuration(file) if file else ()), *_machine()]
     failed = any(check.state == "failed" for check in found)
@@ -49,14 +49,14 @@ def doctor(session: Session, data: Path | None, file: Path | None) -> int:
     return EXIT_REFUSED if failed else 0
 
 
-# -- the server and the way to it -------------------------------------------------------------------------------------
+# -- server and connection --------------------------------------------------------------------------------------------
 
 
 def _server(session: Session) -> Iterator[Check]:
     try:
         target = session.target
     except SluicewayError as error:
-        yield Check("target", "failed", error.detail, "say which server: --url, --context, SLUICEWAY_URL, or sluiceway context use NAME")
+        yield Check("target", "failed", error.detail, "choose a server: --url, --context, SLUICEWAY_URL, or sluiceway context use NAME")
         return
     yield Check("target", "ok", f"{target.url} (from {target.origin})")
     before = datetime.now(UTC)
@@ -79,7 +79,7 @@ def _checked(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except SluicewayError as error:
-        return Check(name, "failed", error.detail, "look at the server's log, and repeat this")
+        return Check(name, "failed", error.detail, "check the server's log, then try again")
 
 
 def _version(session: Session) -> str | None:
@@ -123,7 +123,7 @@ def _time(session: Session) -> Iterator[Check]:
         found = {each["name"]: each for each in told}
         yield doctor_checks.server_time(bool(found["clock"]["ok"]), str(found["clock"]["detail"]))
     except (SluicewayError, ValueError, KeyError, TypeError):
-        # Not for this key, or an older server.
+        # This key may not ask, or the server is older.
         return
 
 
@@ -131,20 +131,20 @@ def _cluster(session: Session) -> Iterator[Check]:
     try:
         found = session.client.list_instances().items
     except SluicewayError:
-        # Not for this key, or an older server.
+        # This key may not ask, or the server is older.
         return
     if len(found) > 1:
         yield doctor_checks.cluster({each.instance: each.state for each in found})
 
 
-# -- what a server stands on ------------------------------------------------------------------------------------------
+# -- data folder and configuration ------------------------------------------------------------------------------------
 
 
 def _data(folder: Path) -> Iterator[Check]:
     import resource
 
     if not folder.is_dir():
-        yield Check("data", "failed", f"there is no folder {folder}", "a server makes it at its first start: sluiceway serve --data DIR")
+        yield Check("data", "failed", f"there is no folder {folder}", "a server creates it at its first start: sluiceway serve --data DIR")
         return
     reserve = folder / "reserve"
     held = reserve.stat().st_size if reserve.exists() else None
@@ -162,12 +162,12 @@ def _configuration(file: Path) -> Iterator[Check]:
         loaded = configuration.load(file)
         problems = configuration.check(loaded)
     except SluicewayError as error:
-        yield Check("config", "failed", error.detail, f"correct it in {file}; sluiceway config schema describes every key")
+        yield Check("config", "failed", error.detail, f"fix {file}; sluiceway config schema describes every key")
         return
     if problems:
-        yield Check("config", "failed", "; ".join(problems), f"correct it in {file}, or on this machine")
+        yield Check("config", "failed", "; ".join(problems), f"fix {file}, or this machine")
         return
-    yield Check("config", "ok", f"{file} is fine")
+    yield Check("config", "ok", f"{file} is valid")
     server = loaded.configuration.server
     for listen in filter(None, (server.listen, server.admin_listen)):
         yield doctor_checks.exposed(listen, bool(server.tls_certificate), server.auth != "none")

@@ -1,4 +1,4 @@
-"""`sluiceway queue history`: how a queue was, minute by minute."""
+"""`sluiceway queue history`: a queue's counts minute by minute."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Series = Sequence[int | None]
 
 MAX_MINUTES = 1_440
 WIDTH = 60
-"""Characters of a line that is drawn: of more minutes, several share one."""
+"""Maximum characters of a sparkline; with more minutes, several share one."""
 ROWS = 10
-"""Minutes that are shown in figures: the last ones."""
+"""Latest minutes that are shown as figures."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 _LEVELS = {"ready": "ready", "total_leased": "leased", "scheduled": "scheduled", "oldest_s": "oldest"}
 _COUNTS = {name: name for name in ("produced", "completed", "retried", "expired", "dead", "cleared", "redriven", "failures")}
@@ -31,18 +31,18 @@ _ALWAYS = ("ready", "produced", "completed")
 
 @click.command()
 @queue_argument("name")
-@click.option("--minutes", type=click.IntRange(1, MAX_MINUTES), default=60, show_default=True, help="So many of the last ones.")
+@click.option("--minutes", type=click.IntRange(1, MAX_MINUTES), default=60, show_default=True, help="Number of latest minutes.")
 @connected
 def history(session: Session, name: str, minutes: int) -> None:
-    """Show how the queue NAME was in each of the last minutes, up to a day.
+    """Show the history of the queue NAME per minute, up to a day.
 
-    Items at the end of the minute, and what happened in it. A gap in a line: no server looked then.
+    Levels are as of the end of a minute, counts are per minute. Gaps: server not running.
     """
     answer = session.client.history(name, minutes=minutes)
     if session.as_json:
         session.print(answer, "")
     elif all(each is None for each in answer.series.get("ready", ())):
-        click.echo("nothing is known of these minutes; the last one that has ended comes within some seconds", err=True)
+        click.echo("No data for these minutes yet; each minute appears a few seconds after its end", err=True)
     else:
         print_table(lines(answer))
         click.echo()
@@ -50,7 +50,7 @@ def history(session: Session, name: str, minutes: int) -> None:
 
 
 def lines(answer: QueueHistory) -> Rows:
-    """What there was, each with a line from the first minute to the last."""
+    """A table with a sparkline for each series."""
     rows = []
     for name, title in _shown(answer).items():
         series = answer.series[name]
@@ -62,7 +62,7 @@ def lines(answer: QueueHistory) -> Rows:
 
 
 def figures(answer: QueueHistory) -> Rows:
-    """The last minutes, the newest first."""
+    """A table of the latest minutes, newest first."""
     shown = _shown(answer)
     length = _length(answer)
     rows = [
@@ -73,10 +73,10 @@ def figures(answer: QueueHistory) -> Rows:
 
 
 def spark(series: Series, *, summed: bool) -> str:
-    """A line of at most WIDTH blocks, and gaps where nothing is known; `summed`: minutes that share a block are added up, else the highest
-    of them stands for all."""
+    """A sparkline of at most WIDTH blocks, with gaps for missing minutes. Minutes that share a block are summed with `summed`, otherwise
+    their maximum counts."""
     together = -(-len(series) // WIDTH)
-    # The last block is never of fewer minutes than the others: it would seem low.
+    # Grouped from the end: a last block with fewer minutes would look too low.
     groups = list(zip_longest(*[iter(reversed(series))] * together))[::-1]
     known = [[each for each in group if each is not None] for group in groups]
     heights = [(sum(group) if summed else max(group)) if group else None for group in known]
@@ -85,7 +85,7 @@ def spark(series: Series, *, summed: bool) -> str:
 
 
 def _shown(answer: QueueHistory) -> dict[str, str]:
-    """What there was something of, and its title."""
+    """The series to show, with titles: those with any value, and a few that are always shown."""
     return {
         name: title
         for name, title in (_LEVELS | _COUNTS).items()

@@ -1,4 +1,4 @@
-"""Commands on the cluster: its instances, and how they divide the partitions."""
+"""Commands on the cluster: its instances and rounds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sluiceway.cli.session import Session, connected
 
 @click.group()
 def instance() -> None:
-    """Look at the instances of a cluster, and change the times by which they go."""
+    """Show the instances of a cluster, and change its timings."""
 
 
 @instance.command("list")
 @connected
 def list_(session: Session) -> None:
-    """List the instances as the one that answers (*) sees them. Needs the scope `read:*` or `admin`.
+    """List the instances as seen by the one that answers (*). Needs the scope `read:*` or `admin`.
 
-    With --json: one object, with how they divide the partitions.
+    With --json: one object, including the strategy and the last round.
     """
     found = session.client.list_instances()
     rows = [
@@ -38,18 +38,18 @@ def list_(session: Session) -> None:
 
 
 @instance.command()
-@click.option("--settle-timeout", metavar="DURATION", help="A round is sealed once no instance has joined it for so long.")
-@click.option("--round-interval", metavar="DURATION", help="The least between two rounds.")
-@click.option("--heartbeat-interval", metavar="DURATION", help="There is a round at least so often.")
-@click.option("--beat-interval", metavar="DURATION", help="How often an instance shows that it lives.")
-@click.option("--lease-timeout", metavar="DURATION", help="An instance that could not show it for so long serves nothing of its own.")
-@click.option("--member-timeout", metavar="DURATION", help="An instance that was not heard of for so long is given up.")
-@click.option("--strategy", type=click.Choice(["rounds", "claims"]), help="How the partitions are divided.")
+@click.option("--settle-timeout", metavar="DURATION", help="Join window: a round is sealed once no instance has joined for this long.")
+@click.option("--round-interval", metavar="DURATION", help="Minimum time between two rounds.")
+@click.option("--heartbeat-interval", metavar="DURATION", help="Maximum age of a round.")
+@click.option("--beat-interval", metavar="DURATION", help="Interval of an instance's sign of life.")
+@click.option("--lease-timeout", metavar="DURATION", help="An instance stops serving after this long without a sign of life of its own.")
+@click.option("--member-timeout", metavar="DURATION", help="The others replace an instance after this long without a sign of life.")
+@click.option("--strategy", type=click.Choice(["rounds", "claims"]), help="Assignment of partitions to instances.")
 @connected
 def update(session: Session, **wanted: Any) -> None:
-    """Change the times by which all instances go, while they run; a round follows. Needs the scope `admin`.
+    """Change the cluster's timings while it runs. A round follows. Needs the scope `admin`.
 
-    What is not given stays as it is. An instance whose configuration sets a time has the cluster go by that again when it starts.
+    Omitted options stay unchanged. Timings in an instance's configuration take effect again when that instance starts.
     """
     found = session.client.update_instances(**wanted)
     times = [(name, text) for name, text in (found.parameters or {}).items()]
@@ -57,10 +57,10 @@ def update(session: Session, **wanted: Any) -> None:
 
 
 @instance.command()
-@click.option("-n", "--count", type=click.IntRange(1, 100), default=20, show_default=True, help="At most this many, the newest.")
+@click.option("-n", "--count", type=click.IntRange(1, 100), default=20, show_default=True, help="Number of newest rounds.")
 @connected
 def rounds(session: Session, count: int) -> None:
-    """List the last rounds, newest first: why there was one, and how many partitions moved. Needs the scope `read:*` or `admin`."""
+    """List the latest rounds, newest first, with their triggers and moves. Needs the scope `read:*` or `admin`."""
     found = session.client.list_rounds(limit=count)
     numbers = ("round", "instances", "moved", "kept")
     rows = [
@@ -70,9 +70,9 @@ def rounds(session: Session, count: int) -> None:
         )
         for each in found
     ]
-    columns = ("round", "sealed", "took", "instances", "moved", "kept", "because")
+    columns = ("round", "sealed", "duration", "instances", "moved", "kept", "trigger")
     session.print_all(
-        found, table(columns, rows, right=numbers), "no rounds: this server is alone, or its cluster has none (strategy claims)"
+        found, table(columns, rows, right=numbers), "No rounds: a standalone server has none, nor has a cluster with the strategy claims"
     )
 
 

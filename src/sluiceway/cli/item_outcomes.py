@@ -1,4 +1,4 @@
-"""Commands on items that one has the ids of: complete, retry, release, extend; and drop."""
+"""Commands on items by id: complete, retry, release, extend, drop."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from sluiceway.client import Ignored, Lease
 
 T = TypeVar("T")
-_SAFE = "before this; repeating the command is safe"
+_SAFE = "before this error; repeating the command is safe"
 
 
 def _check_options(command: Callable[..., T]) -> Callable[..., T]:
-    """What a call on leased items may insist on."""
-    strict = click.option("--strict", is_flag=True, help="End with an error (3) if any id is ignored. The others are done all the same.")
-    client = click.option("--client-id", metavar="NAME", help="Only what this consumer has leased; the rest is ignored.")
+    """Options that restrict a call on leased items."""
+    strict = click.option("--strict", is_flag=True, help="Exit with an error (3) if any id is ignored. The other items are still settled.")
+    client = click.option("--client-id", metavar="NAME", help="Only items that this consumer has leased; others are ignored.")
     return strict(client(command))
 
 
 def _ids_options(command: Callable[..., T]) -> Callable[..., T]:
-    """A queue, item ids, and leases."""
-    lease = click.option("--lease", "lease_ids", multiple=True, metavar="LEASE_ID", help="All that is open in the lease. May be repeated.")
+    """Arguments and options for a queue, item ids and leases."""
+    lease = click.option("--lease", "lease_ids", multiple=True, metavar="LEASE_ID", help="All open items of this lease. May be repeated.")
     return queue_argument()(click.argument("ids", nargs=-1, metavar="[ID...|-]")(lease(_check_options(command))))
 
 
 def _id_calls(ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> Iterator[tuple[list[str], list[str]]]:
-    """Item ids and lease ids, as many as one call may carry."""
+    """Batches of item ids and lease ids that fit into one call."""
     if not ids and not lease_ids:
-        raise click.UsageError("give item ids, - for ids on stdin, or --lease LEASE_ID")
+        raise click.UsageError("pass item ids, - for ids on stdin, or --lease LEASE_ID")
     for chunk in chunks(lease_ids, MAX_ITEMS_JSON):
         yield [], chunk
     for chunk in chunks(arguments_or_stdin(ids, "ids"), MAX_ITEMS_JSON):
@@ -46,7 +46,7 @@ def _id_calls(ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> Iterator[tupl
 @_ids_options
 @connected
 def complete(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...], client_id: str | None, strict: bool) -> None:
-    """Settle leased items of QUEUE for good: ids, ids on stdin (`-`), or whole leases. Repeating it is safe."""
+    """Complete leased items of QUEUE: ids, ids on stdin (`-`), or whole leases. Safe to repeat."""
     completed = 0
     ignored: list[Ignored] = []
     try:
@@ -56,14 +56,14 @@ def complete(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tupl
             ignored += answer.ignored
     except SluicewayError as error:
         session.fail(error, completed, f"items were completed {_SAFE}")
-    session.print({"completed": completed, "ignored": ignored}, _settled(f"completed {completed:,}", ignored))
+    session.print({"completed": completed, "ignored": ignored}, _settled(f"Completed {completed:,}", ignored))
 
 
 @click.command()
 @_ids_options
 @connected
 def release(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...], client_id: str | None, strict: bool) -> None:
-    """Give leased items of QUEUE back untouched: they are offered again and the attempt is not counted. Repeating it is safe."""
+    """Return leased items of QUEUE untouched. They become ready again and the attempt does not count. Safe to repeat."""
     released = 0
     ignored: list[Ignored] = []
     try:
@@ -72,13 +72,13 @@ def release(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple
             released += answer.released
             ignored += answer.ignored
     except SluicewayError as error:
-        session.fail(error, released, f"items were given back {_SAFE}")
-    session.print({"released": released, "ignored": ignored}, _settled(f"released {released:,}", ignored))
+        session.fail(error, released, f"items were released {_SAFE}")
+    session.print({"released": released, "ignored": ignored}, _settled(f"Released {released:,}", ignored))
 
 
 @click.command()
 @_ids_options
-@duration_option("--lease-timeout", help="How long they are yours from now on. [default: the queue's]")
+@duration_option("--lease-timeout", help="New lease duration from now. [default: the queue's]")
 @connected
 def extend(
     session: Session,
@@ -89,7 +89,7 @@ def extend(
     strict: bool,
     lease_timeout: str | None,
 ) -> None:
-    """Move the deadline of leases of QUEUE, or of the leases that the given items are in. Repeating it is safe."""
+    """Extend leases of QUEUE, given by id or by their items. Safe to repeat."""
     extended: list[Lease] = []
     ignored: list[Ignored] = []
     try:
@@ -99,16 +99,16 @@ def extend(
             ignored += answer.ignored
     except SluicewayError as error:
         session.fail(error, len(extended), f"leases were extended {_SAFE}")
-    text = "\n".join(f"extended {each.lease_id}: {each.count} until {each.lease_deadline.astimezone():%H:%M:%S}" for each in extended)
-    session.print({"leases": extended, "ignored": ignored}, _settled(text or "extended nothing", ignored))
+    text = "\n".join(f"Extended {each.lease_id}: {each.count} until {each.lease_deadline.astimezone():%H:%M:%S}" for each in extended)
+    session.print({"leases": extended, "ignored": ignored}, _settled(text or "No leases extended", ignored))
 
 
 @click.command()
 @queue_argument()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...|-")
-@duration_option("--after", help="Serve them again only after this time; 0s: at once. [default: as the queue's back-off says]")
-@click.option("--dead", is_flag=True, help="Put them into the dead queue instead; without one they are dropped.")
-@click.option("--reason", help="Why they are dead. Only with --dead.")
+@duration_option("--after", help="Delay before the items are served again; 0s: none. [default: the queue's back-off]")
+@click.option("--dead", is_flag=True, help="Move the items to the dead queue instead; without one they are dropped.")
+@click.option("--reason", help="Reason of death. Only with --dead.")
 @_check_options
 @connected
 def retry(
@@ -121,7 +121,7 @@ def retry(
     client_id: str | None,
     strict: bool,
 ) -> None:
-    """Put leased items of QUEUE back: ids, or ids on stdin (`-`). Repeating it is safe."""
+    """Put leased items of QUEUE back for another attempt: ids, or ids on stdin (`-`). Safe to repeat."""
     if dead and after is not None:
         raise click.UsageError("--after and --dead exclude each other")
     if reason and not dead:
@@ -139,7 +139,7 @@ def retry(
             ignored += answer.ignored
     except SluicewayError as error:
         session.fail(error, retried + died, f"items were put back {_SAFE}")
-    text = f"put back {retried:,}" + (f", dead {died:,}" if died or dead else "")
+    text = f"Put back {retried:,}" + (f", dead {died:,}" if died or dead else "")
     session.print({"retried": retried, "dead": died, "ignored": ignored}, _settled(text, ignored))
 
 
@@ -148,9 +148,9 @@ def retry(
 @click.argument("ids", nargs=-1, required=True, metavar="ID...|-")
 @connected
 def drop(session: Session, queue: str, ids: tuple[str, ...]) -> None:
-    """Delete items of QUEUE that are ready or scheduled, for good and without the dead queue: ids, or ids on stdin (`-`).
+    """Permanently delete ready or scheduled items of QUEUE, without the dead queue: ids, or ids on stdin (`-`).
 
-    Repeating it is safe.
+    Safe to repeat.
     """
     deleted = 0
     ignored: list[Ignored] = []
@@ -161,7 +161,7 @@ def drop(session: Session, queue: str, ids: tuple[str, ...]) -> None:
             ignored += answer.ignored
     except SluicewayError as error:
         session.fail(error, deleted, f"items were deleted {_SAFE}")
-    session.print({"deleted": deleted, "ignored": ignored}, _settled(f"deleted {deleted:,}", ignored))
+    session.print({"deleted": deleted, "ignored": ignored}, _settled(f"Deleted {deleted:,}", ignored))
 
 
 def _settled(text: str, ignored: list[Ignored]) -> str:

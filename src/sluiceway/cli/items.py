@@ -1,4 +1,4 @@
-"""Commands that put items in, and take them or look at them: produce, lease, peek."""
+"""Commands that produce, lease and peek items."""
 
 from __future__ import annotations
 
@@ -22,63 +22,65 @@ if TYPE_CHECKING:
 @click.command()
 @queue_argument()
 @click.argument("items", nargs=-1, metavar="[ITEM...|-]")
-@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False), help="Produce the file's lines, each an item.")
-@click.option("--key", help="Makes the command repeatable for 24 hours: the same key and lines again store nothing twice.")
+@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False), help="Produce each line of this file as an item.")
+@click.option("--key", help="Idempotency key: repeating the command with the same key and lines within 24 hours stores nothing twice.")
 @connected
 def produce(session: Session, queue: str, items: tuple[str, ...], file: str | None, key: str | None) -> None:
-    """Store items in QUEUE: those given, or each line of a file or of stdin (`-`).
+    """Produce items to QUEUE: the arguments, or each line of a file or of stdin (`-`).
 
-    Items go in calls of up to 1,000; a call stores all of its items, durably, or none.
+    Items are sent in calls of up to 1,000. A call stores all of its items durably, or none.
     """
     produce_lines(session, queue, items, file, key)
 
 
 @click.command()
 @queue_argument()
-@click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="At most this many items.")
-@duration_option("--wait", default="0s", help="How long to wait for the first item.")
-@duration_option("--lease-timeout", help="How long the items are yours. [default: the queue's]")
-@click.option("--client-id", default="cli", show_default=True, help="The consumer's name in the lease.")
+@click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="Maximum number of items.")
+@duration_option("--wait", default="0s", help="Time to wait for the first item.")
+@duration_option("--lease-timeout", help="Lease duration. [default: the queue's]")
+@click.option("--client-id", default="cli", show_default=True, help="Consumer name in the lease.")
 @click.option(
     "--max-partitions",
     type=click.IntRange(1, MAX_PARTITIONS),
-    help="Take from this many partitions at most. [default: as many as it takes]",
+    help="Maximum number of partitions to lease from. [default: as many as needed]",
 )
 @connected
 def lease(
     session: Session, queue: str, count: int, wait: str, lease_timeout: str | None, client_id: str, max_partitions: int | None
 ) -> None:
-    """Take items from QUEUE for a while. Ends with 4 if the queue is paused.
+    """Lease items of QUEUE. Exits with 4 if the queue is paused.
 
-    With --json: one object per item, its payload as `utf8`, or as `bytes` in base64.
+    With --json: one object per item, with its payload as `utf8`, or as base64 `bytes`.
     """
-    del client_id  # it named the session's client
+    del client_id  # used by the session
     spread = max_partitions or min(count, MAX_PARTITIONS)
     leased = session.client.lease(queue, batch_size=count, request_timeout=wait, lease_timeout=lease_timeout, max_partitions=spread)
     if not leased.items and "lease" in paused_verbs(session, queue):
-        raise SluicewayError("queue_paused", f"queue {queue} is paused: nothing is leased from it until it is resumed", "queue_name")
+        raise SluicewayError("queue_paused", f"queue {queue} is paused for leasing", "queue_name")
     _print_items(session, leased.items)
     if session.as_json:
         return
     for each in leased.leases:
         until = each.lease_deadline.astimezone().strftime("%H:%M:%S")
-        click.echo(f"lease {each.lease_id}: {each.count} until {until}; sluiceway complete {queue} --lease {each.lease_id}", err=True)
+        click.echo(
+            f"Lease {each.lease_id}: {each.count} until {until}. Complete: sluiceway complete {queue} --lease {each.lease_id}", err=True
+        )
 
 
 @click.command()
 @queue_argument()
-@click.option("-n", "--count", type=click.IntRange(1, MAX_ITEMS_ARROW), default=10, show_default=True, help="At most this many items.")
-@click.option("--partition", type=click.IntRange(0), help="Only those of this partition.")
-@click.option("--lease", "lease_id", metavar="LEASE_ID", help="What is still open in this lease, instead of what is served next.")
-@click.option("--start", type=click.IntRange(0), help="The position in the lease to begin at. Only with --lease.")
+@click.option("-n", "--count", type=click.IntRange(1, MAX_ITEMS_ARROW), default=10, show_default=True, help="Maximum number of items.")
+@click.option("--partition", type=click.IntRange(0), help="Only items of this partition.")
+@click.option("--lease", "lease_id", metavar="LEASE_ID", help="Show the open items of this lease instead of the next ready ones.")
+@click.option("--start", type=click.IntRange(0), help="Start position in the lease. Only with --lease.")
 @connected
 def peek(session: Session, queue: str, count: int, partition: int | None, lease_id: str | None, start: int | None) -> None:
-    """Look at the items of QUEUE that are served next, without taking them.
+    """Show the next ready items of QUEUE without leasing them.
 
-    With --json: as `lease` prints them.
+    With --json: the same objects as `lease`.
     """
     if lease_id is None and start is not None:
-        raise click.UsageError("--start goes with --lease")
+        raise click.UsageError("--start needs --lease")
     if lease_id is not None and partition is not None:
         raise click.UsageError("--lease and --partition exclude each other")
     _print_items(session, session.client.peek(queue, limit=count, partition=partition, lease_id=lease_id, start=start))
@@ -91,7 +93,7 @@ def _print_items(session: Session, items: Iterable[LeasedItem]) -> None:
             print_json(_json_item(item))
         return
     if not items:
-        click.echo("no items", err=True)
+        click.echo("No items", err=True)
         return
     longest = max(20, shutil.get_terminal_size().columns - 40) if sys.stdout.isatty() else 200
     rows = [(item.id, item.attempts, printable(item.payload, longest)) for item in items]

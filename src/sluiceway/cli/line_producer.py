@@ -1,4 +1,4 @@
-"""`sluiceway produce`: lines in, calls of up to 1,000 items out."""
+"""`sluiceway produce`: batches lines into calls of up to 1,000 items."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from sluiceway.kernel.limits import MAX_ITEMS_JSON
 
 READ_BYTES = 1 << 20
 CALL_BYTES = 8 << 20
-"""Payload in one call: base64 makes a third more of it, and the body must stay below the server's limit."""
+"""Maximum payload bytes per call: base64 adds a third, and the body must stay below the server's limit."""
 
 
 class _Readable(Protocol):
     def read1(self, size: int, /) -> bytes:
-        """What is there, up to `size` bytes; waits only if nothing is."""
+        """The available bytes, up to `size`; blocks only if there are none."""
         ...
 
 
 def produce_lines(session: Session, queue: str, items: tuple[str, ...], file: str | None, key: str | None) -> None:
-    """Produce the items, the file's lines, or stdin's, and print what was stored."""
+    """Produce the items, or the lines of the file or of stdin, and print the result."""
     if items and file:
-        raise click.UsageError("give items or --file, not both")
+        raise click.UsageError("pass items or --file, not both")
     if file:
         with open(file, "rb") as stream:
             _produce(session, queue, _calls(_lines(stream)), key)
@@ -35,8 +35,8 @@ def produce_lines(session: Session, queue: str, items: tuple[str, ...], file: st
         _produce(session, queue, _calls(os.fsencode(item) for item in items), key)
     else:
         if not items and sys.stdin.isatty():
-            raise click.UsageError("give items, --file FILE, or - for lines on stdin")
-        # With a key the calls must be cut alike every time, however the lines trickle in.
+            raise click.UsageError("pass items, --file FILE, or - for lines on stdin")
+        # With a key, every run must cut the calls at the same lines, however slowly they arrive.
         _produce(session, queue, _calls(_lines(cast(_Readable, sys.stdin.buffer)), prompt=key is None), key)
 
 
@@ -52,24 +52,24 @@ def _produce(session: Session, queue: str, lots: Iterable[list[bytes]], key: str
             elif session.progress and calls > 1:
                 click.echo(f"\r{stored:,} items", err=True, nl=False)
     except SluicewayError as error:
-        repeat = "repeat the same command, and nothing is stored twice" if key else "with --key such a command can be repeated as a whole"
-        session.fail(error, stored, f"items were stored before this; {repeat}")
+        repeat = "repeat the same command: nothing is stored twice" if key else "with --key the whole command could be repeated safely"
+        session.fail(error, stored, f"items were stored before this error; {repeat}")
     if session.progress and calls > 1:
         click.echo("\r\x1b[K", err=True, nl=False)
     if session.as_json:
         return
-    before = f" ({repeated:,} were there already)" if repeated else ""
+    before = f" ({repeated:,} stored earlier)" if repeated else ""
     if calls == 0:
-        click.echo("there was nothing to store", err=True)
+        click.echo("Nothing to store", err=True)
     elif calls == 1:
         ids = answer.first_id if stored == 1 else f"{answer.first_id} to {answer.ids[-1]}"
-        click.echo(f"stored {stored:,} in partition {answer.partition}: {ids}{before}")
+        click.echo(f"Stored {stored:,} in partition {answer.partition}: {ids}{before}")
     else:
-        click.echo(f"stored {stored:,} in {calls:,} calls{before}")
+        click.echo(f"Stored {stored:,} in {calls:,} calls{before}")
 
 
 def _lines(stream: _Readable) -> Iterator[bytes | None]:
-    """The stream's lines without their ends; None wherever a reader may have to wait for more."""
+    """The stream's lines without line ends; None wherever the next read may block."""
     tail: list[bytes] = []
     while data := stream.read1(READ_BYTES):
         *ended, rest = data.split(b"\n")
@@ -84,7 +84,7 @@ def _lines(stream: _Readable) -> Iterator[bytes | None]:
 
 
 def _calls(lines: Iterable[bytes | None], prompt: bool = False) -> Iterator[list[bytes]]:
-    """Lines, as many as one call may carry. `prompt`: what has arrived is not kept waiting for more."""
+    """Batches of lines that fit into one call. With `prompt`, lines are sent before a read that may block."""
     call: list[bytes] = []
     size = 0
     for line in lines:

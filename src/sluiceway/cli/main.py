@@ -35,11 +35,11 @@ _ROOMS = {
     **dict.fromkeys(("demo", "bench"), "demonstration"),
     "spark": "spark",
 }
-"""The commands, in the order in which a first hour needs them, and the module in which each is."""
+"""The commands in the order of the help text, with their modules."""
 
 
 class Commands(click.Group):
-    """Imports the module of the command that was called, and no other."""
+    """Imports only the module of the command that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_ROOMS)
@@ -55,7 +55,7 @@ class Commands(click.Group):
         except click.UsageError:
             if ctx.resilient_parsing or not args[0][:1].isalpha():
                 raise
-            # click suggests from the commands that it has loaded, and here none is.
+            # click suggests only loaded commands, and none is loaded here.
             near = get_close_matches(args[0], _ROOMS, 3, 0.5)
             hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx) from None
@@ -66,15 +66,15 @@ class Commands(click.Group):
 def cli() -> None:
     """A partitioned, lease-based work queue that feeds Spark.
 
-    Begin with `sluiceway dev`; `sluiceway demo` shows a whole Spark pipeline.
+    Start with `sluiceway dev`. `sluiceway demo` runs a complete Spark pipeline.
 
-    Exit codes: 0 done, 1 internal error, 2 wrong usage, 3 refused, 4 server not reachable or busy (try again),
+    Exit codes: 0 done, 1 internal error, 2 usage error, 3 refused, 4 server unreachable or busy (try again),
     5 outcome unknown, 130 interrupted.
     """
 
 
 def main() -> None:
-    """Run the command line and exit with its code. An unforeseen error shows its traceback and exits with 1."""
+    """Run the command line and exit with its code. An unexpected error shows its traceback and exits with 1."""
     try:
         code = cli.main(prog_name=PROGRAM, standalone_mode=False)
     except (Failure, SluicewayError) as error:

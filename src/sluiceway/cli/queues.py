@@ -1,4 +1,4 @@
-"""Commands on queues as a whole."""
+"""Commands on queues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _logical_queues(context: click.Context, option: click.Parameter, value: str 
     if value is None or value == "auto":
         return value
     if not value.isascii() or not value.isdigit() or not int(value):
-        raise click.BadParameter(f"{value!r} is neither a number, at least 1, nor auto")
+        raise click.BadParameter(f"{value!r} is neither a number of at least 1 nor auto")
     return int(value)
 
 
@@ -85,7 +85,7 @@ def _parameters(unset: bool) -> list[click.Parameter]:
 
 
 def _settings(typed: dict[str, Any]) -> Settings:
-    """The settings that were typed."""
+    """The settings that were passed as options."""
     from sluiceway.client import Backoff
 
     settings = {name: value for name, value in typed.items() if value is not None}
@@ -96,29 +96,29 @@ def _settings(typed: dict[str, Any]) -> Settings:
 
 @queue.command(cls=_WithSettings)
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1), help="[server's default: 1]")
+@click.option("--partitions", type=click.IntRange(1), help="Number of partitions. [server's default: 1]")
 @connected
 def create(session: Session, name: str, partitions: int | None, **typed: Any) -> None:
     """Create the queue NAME."""
     info = session.client.create_queue(name, requested_partitions=partitions, **_settings(typed))
     count = len(info.partitions)
-    session.print(info, f"created {info.queue_name} with {count} {'partition' if count == 1 else 'partitions'}")
+    session.print(info, f"Created {info.queue_name} with {count} {'partition' if count == 1 else 'partitions'}")
 
 
 @queue.command(cls=_WithSettingsToChange)
 @queue_argument("name")
-@click.option("--if-version", metavar="VERSION", type=click.IntRange(0), help="Only if the queue still has this version.")
+@click.option("--if-version", metavar="VERSION", type=click.IntRange(0), help="Fail unless the queue still has this version.")
 @connected
 def update(session: Session, name: str, if_version: int | None, **typed: Any) -> None:
-    """Change settings of the queue NAME, at once. What is not named stays as it is."""
+    """Change settings of the queue NAME. They take effect at once; omitted settings stay unchanged."""
     unset = {option.removeprefix("no_") for option in [*typed] if option.startswith("no_") and typed.pop(option)}
     settings = _settings(typed)
     for option in (setting.replace("_", "-") for setting in unset if setting in settings):
         raise click.UsageError(f"--{option} and --no-{option} exclude each other")
     if not settings and not unset:
-        raise click.UsageError("name at least one setting to change")
+        raise click.UsageError("pass at least one setting to change")
     answer = session.client.update_queue(name, version=if_version, **cast("Settings", {**settings, **dict.fromkeys(unset)}))
-    session.print(answer, f"updated {name}; its version is {answer.version}")
+    session.print(answer, f"Updated {name} to version {answer.version}")
 
 
 @queue.command("list")
@@ -138,11 +138,9 @@ def list_(session: Session) -> None:
         (i.queue_name, len(i.partitions), i.lease_timeout, i.max_attempts or "-", i.dead_queue or "-", " and ".join(i.paused) or "-")
         for i in infos
     ]
-    # A key that may read none sees an empty list, too.
-    none = "no queues that this key may read" if session.target.api_key else "no queues"
-    session.print_all(
-        infos, table(columns, rows, right=("partitions", "max attempts")), f"{none}; make one with: sluiceway queue create NAME"
-    )
+    # A key without read scopes also gets an empty list.
+    none = "No queues that this key may read" if session.target.api_key else "No queues yet"
+    session.print_all(infos, table(columns, rows, right=("partitions", "max attempts")), f"{none}. Create one: sluiceway queue create NAME")
 
 
 @queue.command()
@@ -186,38 +184,38 @@ def _rebalance(info: QueueInfo) -> str:
 
 @queue.command()
 @queue_argument("name")
-@click.option("--force", is_flag=True, help="Also if there are items in it. Asks first at a terminal.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Delete the queue's items too. Asks for confirmation at a terminal.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @connected
 def delete(session: Session, name: str, force: bool, yes: bool) -> None:
-    """Delete the queue NAME, for good."""
-    if force and not yes and sys.stdin.isatty() and not click.confirm(f"delete {name} with all its items, for good?", err=True):
-        click.echo("nothing was deleted", err=True)
+    """Permanently delete the queue NAME."""
+    if force and not yes and sys.stdin.isatty() and not click.confirm(f"Permanently delete {name} with all its items?", err=True):
+        click.echo("Nothing deleted", err=True)
         return
     session.client.delete_queue(name, force=force)
-    session.print({}, f"deleted {name}")
+    session.print({}, f"Deleted {name}")
 
 
 @queue.command()
 @queue_argument("name")
-@click.option("--produce", is_flag=True, help="Only producing.")
-@click.option("--lease", is_flag=True, help="Only leasing.")
+@click.option("--produce", is_flag=True, help="Producing only.")
+@click.option("--lease", is_flag=True, help="Leasing only.")
 @connected
 def pause(session: Session, name: str, produce: bool, lease: bool) -> None:
-    """Stop producing to the queue NAME and leasing from it, until `queue resume`. What is leased can still be settled."""
+    """Stop producing to and leasing from the queue NAME until `queue resume`. Leased items can still be settled."""
     answer = session.client.pause(name, _verbs(produce, lease))
     session.print(answer, _paused(answer))
 
 
 @queue.command()
 @queue_argument("name")
-@click.option("--produce", is_flag=True, help="Only producing.")
-@click.option("--lease", is_flag=True, help="Only leasing.")
+@click.option("--produce", is_flag=True, help="Producing only.")
+@click.option("--lease", is_flag=True, help="Leasing only.")
 @connected
 def resume(session: Session, name: str, produce: bool, lease: bool) -> None:
-    """Let the queue NAME go on after `queue pause`."""
+    """Resume the queue NAME after `queue pause`."""
     answer = session.client.resume(name, _verbs(produce, lease))
-    session.print(answer, _paused(answer))
+    session.print(answer, _resumed(answer))
 
 
 def _verbs(produce: bool, lease: bool) -> list[Verb] | None:
@@ -226,22 +224,27 @@ def _verbs(produce: bool, lease: bool) -> list[Verb] | None:
 
 
 def _paused(info: QueueInfo) -> str:
-    return f"paused in {info.queue_name}: {' and '.join(info.paused) or 'nothing'}"
+    return f"Paused {info.queue_name}: {' and '.join(info.paused)}"
+
+
+def _resumed(info: QueueInfo) -> str:
+    still = f"; still paused: {' and '.join(info.paused)}" if info.paused else ""
+    return f"Resumed {info.queue_name}{still}"
 
 
 @queue.command()
 @queue_argument("name")
-@click.option("--scheduled", is_flag=True, help="Also what is not due yet.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--scheduled", is_flag=True, help="Also drop scheduled items.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @connected
 def clear(session: Session, name: str, scheduled: bool, yes: bool) -> None:
-    """Drop for good what waits in the queue NAME. Leased items stay."""
+    """Permanently drop the ready items of the queue NAME. Leased items stay."""
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("this drops items for good; give --yes if that is meant")
-        if not click.confirm(f"drop all that waits in {name}, for good?", err=True):
-            click.echo("nothing was dropped", err=True)
+            raise click.UsageError("this permanently drops items; pass --yes to confirm")
+        if not click.confirm(f"Permanently drop all waiting items of {name}?", err=True):
+            click.echo("Nothing dropped", err=True)
             return
     answer = session.client.clear(name, scheduled=scheduled)
     also = f" and {answer.scheduled:,} scheduled" if scheduled else ""
-    session.print(answer, f"dropped {answer.ready:,} ready{also}")
+    session.print(answer, f"Dropped {answer.ready:,} ready{also}")

@@ -1,4 +1,4 @@
-"""`sluiceway rebalance`: add, remove and move partitions of queues that are in use."""
+"""`sluiceway rebalance`: add, remove and move partitions of live queues."""
 
 from __future__ import annotations
 
@@ -26,29 +26,31 @@ _ID = re.compile(r"[0-9]{15}-\S+")
 
 @click.group()
 def rebalance() -> None:
-    """Add, remove and move partitions, while they are in use."""
+    """Add, remove and move partitions of live queues."""
 
 
 def which_queues(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command the argument QUEUE, which may be left out with one of the options `--match` and `--all`."""
+    """Adds the argument QUEUE and its alternatives `--match` and `--all` to a command."""
     every = click.option("--all", "everything", is_flag=True, help="All queues.")
     match = click.option("--match", metavar="PATTERN", help="All queues whose name matches, such as 'orders-*'.")
     return click.argument("queue", required=False, shell_complete=queue_names)(match(every(command)))
 
 
 def _pattern(queue: str | None, match: str | None, everything: bool) -> str | None:
-    """The pattern that was asked for; None: one queue was named."""
+    """The pattern of `--match` or `--all`; None if a single queue is named."""
     if (queue is not None) + (match is not None) + everything != 1:
-        raise click.UsageError("say which: QUEUE, or --match PATTERN, or --all")
+        raise click.UsageError("pass one of QUEUE, --match PATTERN and --all")
     return "*" if everything else match
 
 
 _partitions = click.option(
-    "--partitions", type=click.IntRange(1), help="How many there are to be. [default: as many as now, placed by the affinities of now]"
+    "--partitions",
+    type=click.IntRange(1),
+    help="Target number of partitions. [default: the current number, placed by the current affinities]",
 )
 
 
-# -- what it would do -------------------------------------------------------------------------------------------------
+# -- plan -------------------------------------------------------------------------------------------------------------
 
 
 @rebalance.command()
@@ -56,7 +58,7 @@ _partitions = click.option(
 @_partitions
 @connected
 def plan(session: Session, queue: str | None, match: str | None, everything: bool, partitions: int | None) -> None:
-    """Show what a rebalance would do now, and change nothing."""
+    """Show the plan of a rebalance without changing anything."""
     pattern = _pattern(queue, match, everything)
     if pattern is None:
         assert queue is not None, "one of the three was given"
@@ -75,11 +77,11 @@ def plan(session: Session, queue: str | None, match: str | None, everything: boo
     elif several:
         print_table(_plans_table(several))
     else:
-        click.echo("no queue matches", err=True)
+        click.echo("No queue matches", err=True)
 
 
 def _plans(session: Session, pattern: str, partitions: int | None) -> Iterator[tuple[str, RebalancePlan | SluicewayError]]:
-    """The plan of each queue that matches, or why there is none."""
+    """The plan of each matching queue, or the error that prevents one."""
     pivot: str | None = None
     while True:
         page = session.client.list_queues(pivot=pivot, limit=1_000)
@@ -103,23 +105,23 @@ def _plan_table(found: RebalancePlan) -> Rows:
         state = "" if each.state == "available" else each.state
         items: object = "unknown" if each.items is None else each.items
         rows.append((each.partition, each.backend, what, "", items, state))
-    rows += [(made.partition, made.backend, "make", _numbers(made.parents), "", "") for made in found.plan.creates]
-    return table(("partition", "backend", "what", "in the stead of", "items now", ""), rows, right=("partition", "items now"))
+    rows += [(made.partition, made.backend, "create", _numbers(made.parents), "", "") for made in found.plan.creates]
+    return table(("partition", "backend", "change", "replaces", "items now", ""), rows, right=("partition", "items now"))
 
 
 def _summary(found: RebalancePlan) -> str:
     plan, now = found.plan, len(found.partitions)
     if plan.is_empty:
-        return f"{found.queue_name}: nothing to do, {counted(now, 'partition')} as wanted and where they should be"
+        return f"{found.queue_name}: no changes needed, {counted(now, 'partition')} already as requested"
     backends = Counter(each.backend for each in found.partitions if each.partition in plan.keeps)
     backends.update(each.backend for each in plan.creates)
     where = ", ".join(f"{count} on {name}" for name, count in sorted(backends.items()))
     items = sum(each.items or 0 for each in found.partitions if each.partition in plan.drains)
     text = (
-        f"{found.queue_name}: from {counted(now, 'partition')} to {found.requested_partitions} ({where}): {len(plan.keeps)} stay, "
-        f"{len(plan.creates)} made, {len(plan.drains)} drained with {counted(items, 'item')}"
+        f"{found.queue_name}: from {counted(now, 'partition')} to {found.requested_partitions} ({where}): keep {len(plan.keeps)}, "
+        f"create {len(plan.creates)}, drain {len(plan.drains)} with {counted(items, 'item')}"
     )
-    return text + ("; in order: nothing is given out of the new one before the old one is gone" if plan.in_order else "")
+    return text + ("; in order: the new partition serves nothing until the old one is gone" if plan.in_order else "")
 
 
 def _plans_table(several: list[tuple[str, RebalancePlan | SluicewayError]]) -> Rows:
@@ -130,12 +132,12 @@ def _plans_table(several: list[tuple[str, RebalancePlan | SluicewayError]]) -> R
             continue
         plan = found.plan
         items = sum(each.items or 0 for each in found.partitions if each.partition in plan.drains)
-        note = "nothing to do" if plan.is_empty else "in order" if plan.in_order else ""
+        note = "no changes" if plan.is_empty else "in order" if plan.in_order else ""
         rows.append((name, f"{len(found.partitions)} to {found.requested_partitions}", len(plan.creates), len(plan.drains), items, note))
-    return table(("queue", "partitions", "made", "drained", "items to drain", ""), rows, right=("made", "drained", "items to drain"))
+    return table(("queue", "partitions", "created", "drained", "items to drain", ""), rows, right=("created", "drained", "items to drain"))
 
 
-# -- doing it ---------------------------------------------------------------------------------------------------------
+# -- start ------------------------------------------------------------------------------------------------------------
 
 
 @rebalance.command()
@@ -146,12 +148,12 @@ def _plans_table(several: list[tuple[str, RebalancePlan | SluicewayError]]) -> R
     type=click.Choice(["natural", "copy"]),
     default="natural",
     show_default=True,
-    help="How the backlog of partitions that go leaves them: consumers take it, or it is moved to the others.",
+    help="Drain mode of removed partitions: consumers take the backlog, or it is moved to the other partitions.",
 )
-@click.option("--rate", metavar="N/s", callback=per_second, help="With --drain copy: move at most this many items a second.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--wait", is_flag=True, help="Then watch it to its end, as `rebalance watch` does.")
-@duration_option("--interval", default="1s", help="With --wait: the time between two looks.")
+@click.option("--rate", metavar="N/s", callback=per_second, help="With --drain copy: maximum items per second.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
+@click.option("--wait", is_flag=True, help="Then watch the rebalance to its end, as `rebalance watch` does.")
+@duration_option("--interval", default="1s", help="With --wait: refresh interval.")
 @connected
 def start(
     session: Session,
@@ -165,15 +167,15 @@ def start(
     wait: bool,
     interval: str,
 ) -> int:
-    """Begin a rebalance of QUEUE, or of several queues one after the other. It goes on whoever ends, also this program.
+    """Start a rebalance of QUEUE, or of several queues one after the other. It runs on the server, independently of this program.
 
-    Shows what it is going to do and asks, on a terminal; what was shown is what is done.
+    At a terminal it shows the plan and asks for confirmation. Exactly the plan that was shown is applied.
     """
     pattern = _pattern(queue, match, everything)
     if rate is not None and drain != "copy":
-        raise click.UsageError("--rate goes with --drain copy: a natural drain is as fast as the consumers are")
+        raise click.UsageError("--rate needs --drain copy: a natural drain goes at the consumers' pace")
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError("this moves partitions; give --yes if that is meant, and see `sluiceway rebalance plan` before")
+        raise click.UsageError("this moves partitions; review `sluiceway rebalance plan`, then pass --yes")
     if pattern is not None:
         return _start_many(session, pattern, partitions, drain, rate, yes, wait, interval)
     assert queue is not None, "one of the three was given"
@@ -181,24 +183,20 @@ def start(
     if not yes:
         found = session.client.plan_rebalance(queue, requested_partitions=partitions)
         if not found.plan.is_empty:
-            if not _agreed(_plan_table(found), f"{_summary(found)}.\ndo this{_how(found.plan.drains, drain, rate)}?"):
+            if not _agreed(_plan_table(found), f"{_summary(found)}.\nStart this rebalance{_how(found.plan.drains, drain, rate)}?"):
                 return 0
-            # Of an empty one the server says so, and what to do.
+            # The server refuses an empty plan with an error that says what to do.
             plan_id = found.plan_id
     begun = session.client.rebalance(queue, requested_partitions=partitions, drain=drain, rate=rate, plan_id=plan_id)
-    text = f"began {begun.id}"
-    session.print(begun, text if wait else f"{text}; follow it with: sluiceway rebalance watch {begun.id}")
+    text = f"Started {begun.id}"
+    session.print(begun, text if wait else f"{text}. Watch it: sluiceway rebalance watch {begun.id}")
     return _watch(session, begun.id, interval) if wait else 0
 
 
 def _how(drains: list[int], drain: str, rate: int | None) -> str:
     if not drains:
         return ""
-    return (
-        ", and let consumers take what is drained"
-        if drain == "natural"
-        else ", and copy what is drained" + (f", {rate:,}/s" if rate else "")
-    )
+    return " with a natural drain" if drain == "natural" else " with a copy drain" + (f" at {rate:,}/s" if rate else "")
 
 
 def _agreed(rows: Rows, question: str) -> bool:
@@ -207,7 +205,7 @@ def _agreed(rows: Rows, question: str) -> bool:
     Console(stderr=True, width=1_000_000).print(rows)
     if click.confirm(question, err=True):
         return True
-    click.echo("nothing was changed", err=True)
+    click.echo("Nothing changed", err=True)
     return False
 
 
@@ -221,12 +219,12 @@ def _start_many(
     wait: bool,
     interval: str,
 ) -> int:
-    if not yes and not _agreed(_plans_table(list(_plans(session, pattern, partitions))), "do this, one after the other?"):
+    if not yes and not _agreed(_plans_table(list(_plans(session, pattern, partitions))), "Start these rebalances, one after the other?"):
         return 0
     batch = session.client.rebalance_many(pattern, requested_partitions=partitions, drain=drain, rate=rate)
     session.print(batch, _batch_table(batch))
     if not batch.rebalances and not session.as_json:
-        click.echo("nothing was begun", err=True)
+        click.echo("Nothing started", err=True)
     if not wait:
         return 0
     return max((_watch(session, each.id, interval) for each in batch.rebalances), default=0)
@@ -234,18 +232,18 @@ def _start_many(
 
 def _batch_table(batch: RebalanceBatch) -> Rows:
     rows = [(each.queue_name, each.id, each.state) for each in batch.rebalances]
-    left_out = [(each.queue_name, "", f"left out: {printable(each.reason.encode(), 1_000)}") for each in batch.left_out]
+    left_out = [(each.queue_name, "", f"skipped: {printable(each.reason.encode(), 1_000)}") for each in batch.left_out]
     return table(("queue", "rebalance", ""), rows + left_out)
 
 
 @rebalance.command()
 @queue_argument("which")
-@duration_option("--interval", default="1s", help="The time between two looks.")
+@duration_option("--interval", default="1s", help="Refresh interval.")
 @connected
 def watch(session: Session, which: str, interval: str) -> int:
-    """Watch the rebalance WHICH (an id, or a queue) to its end: a picture in a terminal, elsewhere a line for each change.
+    """Watch the rebalance WHICH (an id, or a queue) to its end: live bars at a terminal, otherwise a line per change.
 
-    Ends with 0 if it is done, with 3 if it was cancelled or has failed. With --json: one object a look.
+    Exits with 0 if the rebalance is done, with 3 if it was cancelled or failed. With --json: one object per refresh.
     """
     return _watch(session, _id_of(session, which), interval)
 
@@ -257,26 +255,26 @@ def _watch(session: Session, id: str, interval: str) -> int:
 
 
 def _id_of(session: Session, which: str) -> str:
-    """The id that was given, or that of the queue's open rebalance, or of its last one."""
+    """The id itself, or the id of the queue's open or last rebalance."""
     if _ID.fullmatch(which):
         return which
     for only_open in (True, False):
         if found := session.client.list_rebalances(queue_name=which, only_open=only_open, limit=1).items:
             return found[0].id
-    raise SluicewayError("rebalance_not_found", f"there was no rebalance of the queue {which!r}")
+    raise SluicewayError("rebalance_not_found", f"queue {which!r} has no rebalance")
 
 
 @rebalance.command()
 @queue_argument("which")
-@click.option("--wait", is_flag=True, help="Then watch it go back, as `rebalance watch` does.")
+@click.option("--wait", is_flag=True, help="Then watch the rollback, as `rebalance watch` does.")
 @connected
 def cancel(session: Session, which: str, wait: bool) -> int:
-    """Have the rebalance WHICH (an id, or a queue) go back to how it was. Refused once a partition was removed.
+    """Cancel the rebalance WHICH (an id, or a queue) and roll it back. Refused once a partition was removed.
 
-    With --wait: ends with 0 if it was cancelled.
+    With --wait: exits with 0 if it was cancelled.
     """
     answer = session.client.cancel_rebalance(_id_of(session, which))
-    session.print(answer, f"{answer.id} is {answer.state}")
+    session.print(answer, f"Rebalance {answer.id}: {answer.state}")
     if not wait:
         return 0
     from sluiceway.cli.rebalance_progress import watch as watched
@@ -284,13 +282,13 @@ def cancel(session: Session, which: str, wait: bool) -> int:
     return watched(session, answer.id, "1s", good="cancelled")
 
 
-# -- looking ----------------------------------------------------------------------------------------------------------
+# -- list and show ----------------------------------------------------------------------------------------------------
 
 
 @rebalance.command("list")
-@click.option("--queue", help="Only those of this queue.", shell_complete=queue_names)
-@click.option("--open", "only_open", is_flag=True, help="Only those that have not ended.")
-@click.option("-n", "--count", type=click.IntRange(1, 100), default=20, show_default=True, help="At most this many, the newest.")
+@click.option("--queue", help="Only rebalances of this queue.", shell_complete=queue_names)
+@click.option("--open", "only_open", is_flag=True, help="Only open rebalances.")
+@click.option("-n", "--count", type=click.IntRange(1, 100), default=20, show_default=True, help="Number of newest rebalances.")
 @connected
 def list_(session: Session, queue: str | None, only_open: bool, count: int) -> None:
     """List the rebalances, newest first."""
@@ -302,15 +300,17 @@ def list_(session: Session, queue: str | None, only_open: bool, count: int) -> N
         )
         for each in found
     ]
-    numbers = ("partitions", "made", "drained")
-    session.print_all(found, table(("rebalance", "queue", "state", "step", *numbers, "begun", "problem"), rows, right=numbers), "none")
+    numbers = ("partitions", "created", "drained")
+    session.print_all(
+        found, table(("rebalance", "queue", "state", "step", *numbers, "started", "problem"), rows, right=numbers), "No rebalances"
+    )
 
 
 @rebalance.command()
 @queue_argument("which")
 @connected
 def show(session: Session, which: str) -> None:
-    """Show the rebalance WHICH (an id, or a queue): what it does, how far it is, what is done."""
+    """Show the rebalance WHICH (an id, or a queue): plan, progress and completed steps."""
     found = session.client.get_rebalance(_id_of(session, which))
     rows: list[tuple[str, object]] = [(name, value) for name, value in _facts(found) if value not in (None, "")]
     for each in found.steps:
@@ -327,15 +327,15 @@ def _facts(found: Rebalance) -> Iterator[tuple[str, object]]:
         yield "step", found.step
     yield "problem", printable((found.problem or "").encode(), 1_000)
     yield "retries", found.retries or None
-    yield "asked for by", f"{printable(found.actor.encode())} {found.request_id}".strip()
+    yield "requested by", f"{printable(found.actor.encode())} {found.request_id}".strip()
     yield from (
-        ("begun", _moment(found.created_at)),
+        ("started", _moment(found.created_at)),
         ("ended", _moment(found.ended_at)),
         ("waits for", found.after if found.is_open else None),
     )
-    yield "makes", ", ".join(made)
+    yield "creates", ", ".join(made)
     yield from (("drains", _numbers(plan.drains)), ("keeps", _numbers(plan.keeps)), ("reopens", _numbers(plan.reopens)))
-    yield "drain", found.drain + (f", {found.rate:,}/s at most" if found.rate else "") + (", in order" if plan.in_order else "")
+    yield "drain", found.drain + (f", up to {found.rate:,}/s" if found.rate else "") + (", in order" if plan.in_order else "")
     yield from (("to drain", found.items or None), ("moved", found.moved or None))
     if progress is not None and found.drain_at is not None:
         yield "left", f"{progress.items_left:,}, of which {progress.leased_left:,} leased, {progress.scheduled_left:,} scheduled"

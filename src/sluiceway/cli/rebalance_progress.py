@@ -1,4 +1,4 @@
-"""Watching a rebalance: a picture in a terminal, lines elsewhere."""
+"""Progress of a rebalance: live bars at a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from sluiceway.client import Rebalance
 
 PATIENCE = 60.0
-"""Seconds without an answer after which nobody is asked any more. An instance that has died is replaced in less."""
+"""Seconds without an answer before giving up. A dead instance is replaced sooner."""
 _BARS = 20
-"""Partitions with a bar of their own."""
+"""Maximum partitions with their own bar."""
 _BAR_WIDTH = 40
 
 
 def watch(session: Session, id: str, interval: str, good: str = "done") -> int:
-    """Show it until it has ended; the exit code says whether it ended in the state `good`."""
+    """Show the rebalance until it ends. Returns exit code 0 if it ended in the state `good`."""
     looks = _looks(session, id, parse_duration(interval, "interval") / 1_000)
     live = sys.stdout.isatty() and not session.as_json
     last = _in_a_picture(looks) if live else _in_lines(session, looks)
@@ -35,7 +35,10 @@ def watch(session: Session, id: str, interval: str, good: str = "done") -> int:
 
 
 def _looks(session: Session, id: str, pause: float) -> Iterator[tuple[Rebalance | None, str]]:
-    """Looks until it has ended; None, and why, where there was no answer. Raises what is no matter of time, or goes on for too long."""
+    """Poll until the rebalance has ended: its state, or None with the error of a failed poll.
+
+    Raises permanent errors at once, others after PATIENCE.
+    """
     heard = time.monotonic()
     while True:
         try:
@@ -57,19 +60,19 @@ def _in_lines(session: Session, looks: Iterator[tuple[Rebalance | None, str]]) -
     line = ""
     for found, note in looks:
         if found is None:
-            click.echo(f"no answer: {printable(note.encode(), 1_000)}", err=True)
+            click.echo(f"No answer: {printable(note.encode(), 1_000)}", err=True)
             continue
         last = found
         if session.as_json:
             print_json(found)
         elif line != (line := said(found)):
             click.echo(line)
-    assert last is not None, "it goes on until there was one that had ended"
+    assert last is not None, "polling ends with an ended rebalance"
     return last
 
 
 def said(found: Rebalance) -> str:
-    """How far it is, in one line."""
+    """The progress in one line."""
     if not found.is_open:
         why = f": {printable(found.problem.encode(), 1_000)}" if found.problem else ""
         return f"{found.queue_name}: {found.state}{why}"
@@ -78,7 +81,7 @@ def said(found: Rebalance) -> str:
     if progress is not None and found.drain_at is not None:
         parts.append(f"{counted(progress.items_left, 'item')} left")
         if progress.leased_left:
-            parts.append(f"{progress.leased_left:,} of them leased")
+            parts.append(f"{progress.leased_left:,} leased")
         if progress.rate_per_s is not None:
             parts.append(f"{progress.rate_per_s:,.0f}/s")
         if progress.time_left is not None:
@@ -93,22 +96,22 @@ def _in_a_picture(looks: Iterator[tuple[Rebalance | None, str]]) -> Rebalance:
 
     picture = Picture()
     last: Rebalance | None = None
-    # It stays when it has ended, as the last line of what was done.
+    # The final state stays on the screen.
     with Live(auto_refresh=False) as live:
         for found, note in looks:
             last = found or last
             if last is not None:
                 live.update(picture.drawn(last, note), refresh=True)
-    assert last is not None, "it goes on until there was one that had ended"
+    assert last is not None, "polling ends with an ended rebalance"
     return last
 
 
 class Picture:
-    """A bar for each partition that is drained, as far as they are known by what was seen before."""
+    """A progress bar for each draining partition, relative to the most items seen in it."""
 
     def __init__(self) -> None:
         self._most: dict[int, int] = {}
-        """The most that was seen in each."""
+        """Maximum items seen, by partition."""
 
     def drawn(self, found: Rebalance, note: str = "") -> Group:
         from rich.console import Group

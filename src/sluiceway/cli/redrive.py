@@ -1,4 +1,4 @@
-"""`sluiceway redrive`: dead items back to where they came from, a call at a time."""
+"""`sluiceway redrive`: moves dead items back to their source queues, in calls of limited size."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 
 CALL_ITEMS = 1_000
-"""Items in one call: enough that the calls cost little, few enough that the progress is one."""
+"""Maximum items per call: large enough to be cheap, small enough to show progress."""
 
 
 @click.command()
 @queue_argument()
-@click.option("--to", "target", metavar="QUEUE", help="Where they go. [default: the queue that each came from]")
-@click.option("--reason", metavar="TEXT", help="Only items whose reason contains this.")
-@click.option("--source", metavar="QUEUE", help="Only items that came from that queue.")
-@click.option("--limit", type=click.IntRange(1), help=f"At most this many items. [default: {CALL_ITEMS:,}]")
-@click.option(
-    "--all", "everything", is_flag=True, help="As many as wait in QUEUE now; what dies again meanwhile is left for the next time."
-)
-@click.option("--rate", metavar="N/s", callback=per_second, help="At most this many items a second.")
-@click.option("--dry-run", is_flag=True, help=f"Count them (up to {MAX_ITEMS_ARROW:,}) and move nothing.")
+@click.option("--to", "target", metavar="QUEUE", help="Target queue. [default: each item's source queue]")
+@click.option("--reason", metavar="TEXT", help="Only items whose reason contains this text.")
+@click.option("--source", metavar="QUEUE", help="Only items that died in this queue.")
+@click.option("--limit", type=click.IntRange(1), help=f"Maximum number of items. [default: {CALL_ITEMS:,}]")
+@click.option("--all", "everything", is_flag=True, help="All items that wait in QUEUE now. Items that die again meanwhile stay there.")
+@click.option("--rate", metavar="N/s", callback=per_second, help="Maximum items per second.")
+@click.option("--dry-run", is_flag=True, help=f"Count the items (up to {MAX_ITEMS_ARROW:,}) without moving them.")
 @connected
 def redrive(
     session: Session,
@@ -39,7 +37,7 @@ def redrive(
     rate: int | None,
     dry_run: bool,
 ) -> None:
-    """Send the items of the dead queue QUEUE back to where they came from, with no attempts."""
+    """Move the items of the dead queue QUEUE back to their source queues, with attempts reset."""
     if everything:
         if limit is not None:
             raise click.UsageError("--limit and --all exclude each other")
@@ -61,14 +59,14 @@ def redrive(
             if rate and left:
                 sleep(max(0.0, began + answer.matched / rate - monotonic()))
     except SluicewayError as error:
-        session.fail(error, redriven, "items were sent back before this; the same command goes on with the others")
+        session.fail(error, redriven, "items were sent back before this error; the same command continues with the rest")
     if session.progress:
         click.echo("\r\x1b[K", err=True, nl=False)
     session.print({"matched": matched, "redriven": redriven, "targets": targets}, _told(matched, redriven, targets, dry_run))
 
 
 def _told(matched: int, redriven: int, targets: Counter[str], dry_run: bool) -> str:
-    text = f"would send back {matched:,}" if dry_run else f"sent back {redriven:,}"
+    text = f"Would send back {matched:,}" if dry_run else f"Sent back {redriven:,}"
     if not dry_run and matched > redriven:
-        text += f"; {matched - redriven:,} still on the way"
+        text += f"; {matched - redriven:,} still in transit"
     return "\n".join([text, *(f"{count:,} to {name}" for name, count in sorted(targets.items()))])

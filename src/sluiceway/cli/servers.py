@@ -1,4 +1,4 @@
-"""Commands that are a server: `serve` and `dev`."""
+"""Commands that run a server: `serve` and `dev`."""
 
 from __future__ import annotations
 
@@ -42,28 +42,33 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 
 
 @click.command()
-@click.option("--data", required=True, type=DATA, help="The folder that holds everything. Made if it is not there.")
-@click.option("--config", type=FILE, help="A configuration file (TOML). Flags and the environment win over it.")
-@click.option("--listen", metavar="HOST:PORT", callback=_address, help=f"Port 0 takes a free one. [default: {LOOPBACK}:{DEFAULT_PORT}]")
-@click.option("--admin-listen", metavar="HOST:PORT", callback=_address, help="Serve what is for administrators, and /metrics, only there.")
+@click.option("--data", required=True, type=DATA, help="Data folder. Created if missing.")
+@click.option("--config", type=FILE, help="Configuration file (TOML). Options and the environment override it.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    callback=_address,
+    help=f"Listen address. Port 0 picks a free port. [default: {LOOPBACK}:{DEFAULT_PORT}]",
+)
+@click.option("--admin-listen", metavar="HOST:PORT", callback=_address, help="Separate address for administration calls and /metrics.")
 @click.option(
     "--auth",
     type=click.Choice(["auto", "keys", "none"]),
-    help="Whether callers need an API key. [default: auto: unless all is on loopback]",
+    help="Whether clients need an API key. auto: unless every address is loopback. [default: auto]",
 )
 @click.option("--tls-certificate", type=FILE, help="PEM file with the server's certificate.")
-@click.option("--tls-key", type=FILE, help="PEM file with the certificate's private key.")
-@click.option("--workers", type=int, metavar="N", help="Serve with so many processes, to use as many cores. [default: 1]")
+@click.option("--tls-key", type=FILE, help="PEM file with the private key of the certificate.")
+@click.option("--workers", type=int, metavar="N", help="Number of server processes, to use as many cores. [default: 1]")
 @click.option("--cluster-meta", metavar="URL", help="The meta store of the cluster to join: sqlite:PATH, postgresql://…, etcd://…")
-@click.option("--advertise", metavar="URL", help="How other instances of the cluster reach this one. [default: by --listen]")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="For people, or one JSON object a line. [default: text]")
-@click.option("--insecure", is_flag=True, help="Ask for no keys although other machines can call: everybody may do everything.")
-@click.option("--url-file", type=_WRITTEN, help="Write the server's URL there once it listens.")
+@click.option("--advertise", metavar="URL", help="URL at which other instances reach this one. [default: from --listen]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Log as text, or as one JSON object per line. [default: text]")
+@click.option("--insecure", is_flag=True, help="Turn authentication off although other machines can connect.")
+@click.option("--url-file", type=_WRITTEN, help="Write the server's URL to this file once it listens.")
 @printing
 def serve(output: Output, data: Path, config: Path | None, insecure: bool, url_file: Path | None, **typed: Any) -> None:
-    """Run a server until it is told to stop (Ctrl-C or SIGTERM). SIGHUP has it read its configuration again.
+    """Run a server until Ctrl-C or SIGTERM. SIGHUP reloads its configuration.
 
-    Every key of the configuration can also be given in the environment: SLUICEWAY_SERVER__LISTEN and so on.
+    Every configuration key can also be set in the environment, for example SLUICEWAY_SERVER__LISTEN.
     """
     from sluiceway.server.run import announce
 
@@ -80,33 +85,33 @@ def serve(output: Output, data: Path, config: Path | None, insecure: bool, url_f
 
 def _why(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"{error.strerror}; stop what listens there, or choose another port"
+        return f"{error.strerror}; stop the process that listens there, or choose another port"
     return str(error)
 
 
 @click.command()
-@click.option("--data", type=DATA, default=Path(".sluiceway-data"), show_default=True, help="The folder that holds everything.")
+@click.option("--data", type=DATA, default=Path(".sluiceway-data"), show_default=True, help="Data folder.")
 @click.option(
     "--demo/--no-demo",
     default=None,
-    help="Have something to look at: queues in use, and partitions that move. [default: in a folder that is new or a demo's]",
+    help="Run a demo with live queues and moving partitions. [default: only in a new folder or a demo's]",
 )
-@click.option("--no-open", is_flag=True, help="Do not open the dashboard in a browser, as it is done from a terminal with a display.")
+@click.option("--no-open", is_flag=True, help="Do not open the dashboard in a browser.")
 @printing
 def dev(output: Output, data: Path, demo: bool | None, no_open: bool) -> None:
-    """Run a server to try things with, and say what to try.
+    """Run a development server and print first commands to try.
 
-    It listens on port 2319 of this machine, or on a free one if that is taken. The data stays for the next time.
+    It listens on port 2319 of this machine, or on a free port if that is taken. The data is kept for the next run.
 
-    In a new folder a demo produces and consumes, in queues of its own (demo-…), as long as the server runs; its partitions lie in two
-    backends, by the folder's demo.toml. In a folder with other queues it runs only with --demo.
+    In a new folder a demo runs beside the server: it produces to and consumes from its own queues (demo-…), whose partitions are in the
+    two backends of the folder's demo.toml. In a folder with other queues it runs only with --demo.
     """
     from sluiceway.demo import live_move
 
     has_one = (data / live_move.FILE).exists()
     is_new = not data.exists() or not any(data.iterdir())
     wanted = demo if demo is not None else has_one or is_new
-    # What lies in a demo's second backend is served without the demo, too.
+    # The demo's second backend is served even without the demo.
     config = live_move.prepare(data) if wanted or has_one else None
     runner = live_move.Runner(config, functools.partial(click.echo, err=True), beside_others=demo is True) if wanted and config else None
     opens = not (no_open or output.as_json) and has_display(os.environ, sys.platform, sys.stdout.isatty())
@@ -116,7 +121,7 @@ def dev(output: Output, data: Path, demo: bool | None, no_open: bool) -> None:
         lines = [
             f"sluiceway listening on {url}",
             f"dashboard at {url}/ui",
-            f"data in {data.absolute()}; Ctrl-C stops the server. In another terminal, try:\n",
+            f"data in {data.absolute()}. Ctrl-C stops the server. In another terminal, try:\n",
             *(f"    {line}{option}" for line in _TRY),
             "",
         ]
@@ -141,7 +146,7 @@ def dev(output: Output, data: Path, demo: bool | None, no_open: bool) -> None:
 
 
 def has_display(environment: Mapping[str, str], platform: str, terminal: bool) -> bool:
-    """Whether somebody who started this would see a browser that it opens."""
+    """Whether a browser opened from here would be visible to the user."""
     if not terminal or "SSH_CONNECTION" in environment:
         return False
     return platform == "darwin" or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))

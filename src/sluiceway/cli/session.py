@@ -1,4 +1,4 @@
-"""Which server a command talks to, as whom, and the connection that it gets."""
+"""A command's target server, credentials and connection."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
 COMPLETION_PATIENCE = 1.0
-"""Seconds: whoever presses Tab waits no longer for the names of queues."""
+"""Maximum seconds that shell completion waits for queue names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server, and who asks it. `origin` says where that came from."""
+    """The server and credentials of a command. `origin` names the option, variable or context that they came from."""
 
     url: str
     api_key: str | None = field(default=None, repr=False)
@@ -42,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What was typed of it."""
+    """The target options of the command line."""
 
     url: str | None = None
     context: str | None = None
@@ -50,10 +50,10 @@ class Flags:
 
 
 def choose(flags: Flags, environment: Mapping[str, str], contexts: Callable[[], Contexts]) -> Target:
-    """Flag, else environment, else the current context, else the default.
+    """The target from the options, else the environment, else the current context, else the default.
 
-    A context's key goes to that context's URL and to no other. Raises `invalid_request` for two that exclude each other, for a context
-    that does not exist, and for a key that cannot be read.
+    A context's key is only sent to that context's URL. Raises `invalid_request` for conflicting choices, an unknown context, and an
+    unreadable key.
     """
     if flags.url and flags.context:
         raise click.UsageError("--url and --context exclude each other")
@@ -63,7 +63,7 @@ def choose(flags: Flags, environment: Mapping[str, str], contexts: Callable[[], 
     url, name = environment.get("SLUICEWAY_URL"), environment.get("SLUICEWAY_CONTEXT")
     if not flags.context:
         if url and name:
-            raise invalid("context", "SLUICEWAY_URL and SLUICEWAY_CONTEXT are both set, and name two servers; unset one of them")
+            raise invalid("context", "SLUICEWAY_URL and SLUICEWAY_CONTEXT are both set; unset one of them")
         if url:
             return Target(url, key, ca_file, "SLUICEWAY_URL")
     known = contexts()
@@ -78,7 +78,7 @@ def choose(flags: Flags, environment: Mapping[str, str], contexts: Callable[[], 
 
 
 class Session(Output):
-    """One command's connection, made when it is first used, and how it prints."""
+    """A command's connection, opened at first use, and its output."""
 
     def __init__(self, flags: Flags, as_json: bool, client_id: str = "cli", retry_for: str = "0s") -> None:
         super().__init__(as_json)
@@ -101,7 +101,7 @@ class Session(Output):
         return self._client
 
     def get(self, path: str) -> httpx.Response:
-        """What the server answers to a GET, whatever its status. Raises `unavailable`, and `outcome_unknown` if no answer came."""
+        """The response to a GET request, whatever its status. Raises `unavailable`, and `outcome_unknown` without an answer."""
         light_httpx()
         import httpx
 
@@ -118,7 +118,7 @@ class Session(Output):
             raise endpoint.broken(error) from error
 
     def problems(self) -> list[str]:
-        """Why the server is not ready, in words; empty if it is."""
+        """The server's readiness problems; empty if it is ready."""
         from sluiceway.client.protocol import read_problem
 
         answer = self.get("/readyz")
@@ -134,20 +134,20 @@ class Session(Output):
                 each.close()
 
     def failed(self, error: SluicewayError, done: str = "") -> Failure:
-        """What ends the command with that error, when that is `done`."""
+        """The failure for this error; `done` says what was completed before it."""
         return Failure(error, self._target.url if self._target else "", self.as_json, done)
 
     def fail(self, error: SluicewayError, count: int, done: str) -> NoReturn:
-        """End the command with that error, and tell what `count` items have behind them."""
+        """End the command with this error; `done` describes the `count` items that were completed before it."""
         raise self.failed(error, f"{count:,} {done}" if count else "") from error
 
 
 def server_options(command: F) -> F:
-    """The options that say which server."""
+    """Adds the options that choose the server."""
     for option in (
-        click.option("--ca-file", type=click.Path(dir_okay=False), help="Trust these certificate authorities. [env: SLUICEWAY_CA_FILE]"),
-        click.option("--context", "context_name", metavar="NAME", help="The server of this context. [env: SLUICEWAY_CONTEXT]"),
-        click.option("--url", help=f"The server. [env: SLUICEWAY_URL; default: the current context, else {DEFAULT_URL}]"),
+        click.option("--ca-file", type=click.Path(dir_okay=False), help="Certificate authorities to trust. [env: SLUICEWAY_CA_FILE]"),
+        click.option("--context", "context_name", metavar="NAME", help="Context with the server. [env: SLUICEWAY_CONTEXT]"),
+        click.option("--url", help=f"Server URL. [env: SLUICEWAY_URL; default: the current context, else {DEFAULT_URL}]"),
     ):
         command = option(command)
     return command
@@ -158,7 +158,7 @@ def chosen_target(flags: Flags) -> Target:
 
 
 def paused_verbs(session: Session, queue: str) -> list[str]:
-    """The verbs that are paused in the queue; none where the key may not ask."""
+    """The paused verbs of the queue; empty if the key may not read them."""
     try:
         return session.client.queue_info(queue).paused
     except SluicewayError:
@@ -166,11 +166,11 @@ def paused_verbs(session: Session, queue: str) -> list[str]:
 
 
 def connected(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command the options of every command that talks to a server, and a `Session` as its first argument."""
+    """Decorates a command with a server: adds the common options, and passes a `Session` as the first argument."""
 
     @server_options
     @json_option
-    @duration_option("--retry-for", default="0s", help="Repeat what may safely be repeated, this long.")
+    @duration_option("--retry-for", default="0s", help="Retry safely repeatable calls for this long.")
     @functools.wraps(command)
     def run(url: str | None, context_name: str | None, ca_file: str | None, as_json: bool, retry_for: str, **options: object) -> T:
         session = Session(Flags(url, context_name, ca_file), as_json, str(options.get("client_id") or "cli"), retry_for)
@@ -184,7 +184,7 @@ def connected(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def light_httpx() -> None:
-    # httpx loads its own command line, which takes more time than the rest of it; without that it does as well.
+    # httpx imports its own command line, which takes longer than the rest of it and is not needed.
     sys.modules.setdefault("httpx._main", cast(ModuleType, None))
 
 
@@ -199,12 +199,12 @@ def connect(target: Target, client_id: str = "cli", retry_for: str = "0s") -> Cl
 
 
 def queue_argument(name: str = "queue") -> Callable[[F], F]:
-    """The name of a queue, which the shell can complete."""
+    """Adds a queue name argument with shell completion."""
     return click.argument(name, shell_complete=queue_names)
 
 
 def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The server's queues that begin so; none if it does not answer at once."""
+    """The server's queues with this prefix; empty without a prompt answer."""
     found: list[str] = []
 
     def ask(client: Client) -> None:
@@ -215,7 +215,7 @@ def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
         client = connect(chosen_target(Flags(*(ctx.params.get(name) for name in ("url", "context_name", "ca_file")))))
     except (SluicewayError, click.UsageError):
         return []
-    # A thread of its own, because looking up a host name cannot be told to hurry.
+    # In a thread, because host name resolution has no timeout.
     asking = threading.Thread(target=ask, args=(client,), daemon=True)
     asking.start()
     asking.join(COMPLETION_PATIENCE)

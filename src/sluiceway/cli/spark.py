@@ -1,4 +1,4 @@
-"""`sluiceway spark`: run a program on Spark, capture a change stream by tasks that never end, and the jobs of other modules."""
+"""`sluiceway spark`: programs, resident captures of change streams, and jobs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GLANCE = 0.2
-"""Seconds between two looks at whether it is to end."""
+"""Seconds between two checks for a stop request."""
 _ALARMS = 3
-"""So many are in a line; `sluiceway tasks show` has all."""
+"""Maximum alarms in a line; `sluiceway tasks show` lists all."""
 
 
 @click.group()
 def spark() -> None:
-    """Run Spark programs that read from queues and write to them, and captures of change streams."""
+    """Run Spark programs and jobs on queues, and captures of change streams."""
 
 
 spark.add_command(ingest)
@@ -53,9 +53,9 @@ spark.add_command(copy)
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT...]")
 @connected
 def run(session: Session, script: Path, arguments: tuple[str, ...]) -> None:
-    """Run the Python program SCRIPT with the names `spark`, a session on this machine, `settle`, and `url`, the server's.
+    """Run the Python program SCRIPT with the globals `spark` (a local session), `settle` and `url` (the server's).
 
-    It finds a Java. What comes after SCRIPT is the program's.
+    A Java installation is found automatically. Arguments after SCRIPT are passed to the program.
     """
     import runpy
 
@@ -66,7 +66,7 @@ def run(session: Session, script: Path, arguments: tuple[str, ...]) -> None:
         running = spark_session(script.stem)
     except ModuleNotFoundError as error:
         raise missing(error) from error
-    # For the clients that the program makes.
+    # Clients in the program read these.
     os.environ["SLUICEWAY_URL"] = session.target.url
     if session.target.api_key:
         os.environ["SLUICEWAY_API_KEY"] = session.target.api_key
@@ -81,21 +81,21 @@ def run(session: Session, script: Path, arguments: tuple[str, ...]) -> None:
 
 
 def _capture_options(command: Callable[..., T]) -> Callable[..., T]:
-    """What a capture is: where from, where to, and how its tasks agree."""
+    """Adds the options of a capture: source, target and coordination."""
     for option in reversed(
         (
             click.argument("name"),
-            click.option("--stream", metavar="KIND", required=True, help="What is read: kinesis, postgres, queue, or a package's."),
-            click.option("--option", "options", multiple=True, callback=pairs, help="NAME=VALUE, of the stream; may be repeated."),
-            click.option("--to", "url", metavar="URL", required=True, help="The server of the queue to which the records go."),
-            click.option("--queue", metavar="NAME", required=True, help="The queue to which the records go."),
-            click.option("--to-key", "api_key", default="", metavar="WHERE", help="Where its API key is: env:NAME or file:PATH."),
-            click.option("--ca-file", default="", metavar="PATH", help="Certificates of the authority that made the server's."),
-            click.option("--meta", metavar="URL", required=True, help="The meta store; also env:NAME or file:PATH that holds the URL."),
-            click.option("--log", default="meta", show_default=True, help="The members' log: meta, or kafka:HOST:PORT."),
-            click.option("--limit", type=click.IntRange(1, 10_000), default=10_000, show_default=True, help="Records of a batch."),
+            click.option("--stream", metavar="KIND", required=True, help="Kind of stream: kinesis, postgres, queue, or one of a package."),
+            click.option("--option", "options", multiple=True, callback=pairs, help="Stream option NAME=VALUE. May be repeated."),
+            click.option("--to", "url", metavar="URL", required=True, help="Server of the target queue."),
+            click.option("--queue", metavar="NAME", required=True, help="Target queue."),
+            click.option("--to-key", "api_key", default="", metavar="WHERE", help="API key of that server: env:NAME or file:PATH."),
+            click.option("--ca-file", default="", metavar="PATH", help="Certificate authorities of that server."),
+            click.option("--meta", metavar="URL", required=True, help="Meta store: a URL, or env:NAME or file:PATH with one."),
+            click.option("--log", default="meta", show_default=True, help="Sync log: meta, or kafka:HOST:PORT."),
+            click.option("--limit", type=click.IntRange(1, 10_000), default=10_000, show_default=True, help="Maximum records per batch."),
             click.option("--preset", type=click.Choice(["log-leader", "finisher-hint"]), default="log-leader", show_default=True,
-                         help="Who says where new partitions go."),
+                         help="Assignment of new partitions."),
         )
     ):  # fmt: skip
         command = option(command)
@@ -104,24 +104,23 @@ def _capture_options(command: Callable[..., T]) -> Callable[..., T]:
 
 @spark.command()
 @_capture_options
-@click.option("--resident", is_flag=True, help="By tasks that never end. There is no other way from here: micro-batches are a program's.")
-@click.option("--tasks", type=click.IntRange(1), default=2, show_default=True, help="How many tasks.")
-@click.option("--until-done", is_flag=True, help="End when every partition has ended and is handed on.")
-@duration_option("--every", default="5s", help="How often it says how far it is.")
-@click.option("--master", metavar="URL", help="Of Spark. [default: this machine, with a slot for each task]")
-@click.option("--conf", metavar="NAME=VALUE", multiple=True, callback=pairs, help="A setting of Spark. May be repeated.")
+@click.option("--resident", is_flag=True, help="Run as long-lived tasks. Required: micro-batches need a program of your own.")
+@click.option("--tasks", type=click.IntRange(1), default=2, show_default=True, help="Number of tasks.")
+@click.option("--until-done", is_flag=True, help="Stop when every partition has ended and is delivered.")
+@duration_option("--every", default="5s", help="Progress interval.")
+@click.option("--master", metavar="URL", help="Spark master. [default: this machine, with a slot per task]")
+@click.option("--conf", metavar="NAME=VALUE", multiple=True, callback=pairs, help="Spark setting. May be repeated.")
 @printing
 def capture(
     output: Output, resident: bool, tasks: int, until_done: bool, every: str, master: str | None, conf: dict[str, str], **what: Any
 ) -> int:
-    """Hand the records of a change stream on to a queue, by Spark tasks that divide its partitions.
+    """Deliver the records of a change stream to a queue, with Spark tasks that divide its partitions.
 
-    It ends at Ctrl-C or SIGTERM, when the tasks have left in order, and goes on from there when it is started again. Said twice, it
-    ends without waiting for them.
+    Ctrl-C or SIGTERM stops it after the tasks have left in order; a restart resumes there. A second signal stops it without waiting.
     """
     if not resident:
         raise click.UsageError(
-            "add --resident: tasks that never end, which hand on to a queue. Micro-batches, as rows of Spark, are a program's: "
+            "pass --resident, for long-lived tasks that deliver to a queue. For micro-batches of rows, write a program: "
             "spark.readStream.format('sluiceway-capture')"
         )
     try:
@@ -137,17 +136,17 @@ def capture(
 
 
 class _Capture:
-    """A resident capture, from the checks before it to its last line."""
+    """A run of a resident capture, from its checks to the final progress line."""
 
     def __init__(self, output: Output, config: CaptureConfig, tasks: int, until_done: bool, every: float) -> None:
         self._output, self._config, self._tasks, self._until_done, self._every = output, config, tasks, until_done, every
         self._trouble = ""
 
     def run(self, conf: dict[str, object]) -> int:
-        """The exit code."""
+        """Run until it is done or stopped. Returns the exit code."""
         from sluiceway.spark.capture_resident import Resident, check_before
 
-        # What is wrong is told now, and not when Spark has begun.
+        # Report errors before Spark starts.
         check_before(self._config, conf, self._tasks)
         with Asked() as asked:
             self._say(f"{self._config.name}: starting Spark")
@@ -157,23 +156,23 @@ class _Capture:
             try:
                 with Resident(running, self._config, self._tasks) as job:
                     self._follow(job, asked)
-                    self._say(f"{self._config.name}: stopping; the tasks give back what they have")
+                    self._say(f"{self._config.name}: stopping; the tasks release their partitions")
                 last = _look(self._config)
                 if last is not None:
-                    # What the tasks have committed as they left is in it.
+                    # Includes the last commits of the tasks.
                     self._output.print(_progress(last, job, stopped=True), _line(last, job, stopped=True))
             finally:
                 running.stop()
-        # To be stopped is how it ends that otherwise goes on for ever.
+        # A stop is the regular end unless --until-done was given.
         return EXIT_INTERRUPTED if asked.to_end and self._until_done else 0
 
     def _follow(self, job: Resident, asked: Asked) -> None:
-        """Say how far it is, until it is to end."""
+        """Print progress until the capture is to stop."""
         due = time.monotonic()
         while not asked.to_end and not job.wait(_GLANCE):
             if job.trouble != self._trouble:
                 self._trouble = job.trouble
-                click.echo(f"{self._trouble}; it is tried again", err=True)
+                click.echo(f"{self._trouble}; retrying", err=True)
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + self._every
@@ -186,15 +185,15 @@ class _Capture:
                 return
 
     def _say(self, text: str) -> None:
-        """For people alone."""
+        """Print a line of text, except with --json."""
         if not self._output.as_json:
             click.echo(text)
 
 
 def _started(name: str, conf: dict[str, object], asked: Asked) -> SparkSession | None:
-    """None: it was asked to end before Spark was there.
+    """The Spark session, or None if a stop was requested before it was ready.
 
-    Spark begins in another thread, because in the main one it would take Ctrl-C for itself, and is not to be interrupted.
+    Spark starts in another thread: in the main thread it would handle Ctrl-C itself.
     """
     from sluiceway.spark import session
 
@@ -214,7 +213,7 @@ def _started(name: str, conf: dict[str, object], asked: Asked) -> SparkSession |
 
 
 def _look(config: CaptureConfig) -> TaskGroup | None:
-    """None: it has not begun, or cannot be seen now, which need not trouble the tasks."""
+    """The capture's progress, or None if it has not begun or cannot be read now. The tasks are unaffected."""
     import asyncio
 
     from sluiceway.adapters.system import now
@@ -223,17 +222,17 @@ def _look(config: CaptureConfig) -> TaskGroup | None:
 
     try:
         if not there_is(config.meta):
-            # The first task makes the file.
+            # The first task creates the file.
             return None
         found = asyncio.run(look(config.name, config.meta, config.log))
     except SluicewayError as error:
-        click.echo(f"cannot see how far it is: {error.detail}", err=True)
+        click.echo(f"Progress unavailable: {error.detail}", err=True)
         return None
     return group_of(found, now()) if found.begun is not None else None
 
 
 def _progress(group: TaskGroup, job: Resident, *, stopped: bool = False) -> dict[str, Any]:
-    """What `tasks list` has of it, with the job's tasks."""
+    """The fields of `tasks list`, plus the job's tasks."""
     import msgspec
 
     from sluiceway.wire.json_tasks import summary
@@ -243,7 +242,7 @@ def _progress(group: TaskGroup, job: Resident, *, stopped: bool = False) -> dict
 
 
 def _presence(there: int, wanted: int) -> str:
-    return counted(wanted, "task") if there == wanted else f"{there} of {counted(wanted, 'task')} are there"
+    return counted(wanted, "task") if there == wanted else f"{there} of {counted(wanted, 'task')}"
 
 
 def _line(group: TaskGroup, job: Resident, *, stopped: bool = False) -> str:
@@ -259,7 +258,7 @@ def _line(group: TaskGroup, job: Resident, *, stopped: bool = False) -> str:
     if group.watermark is not None:
         parts.append(f"watermark {group.watermark:%Y-%m-%dT%H:%M:%SZ}")
     if group.stuck:
-        parts.append("waits for parents that do not come: " + ", ".join(group.stuck))
+        parts.append("waiting for missing parents: " + ", ".join(group.stuck))
     parts += [f"ALARM: {alarm_text(each)}" for each in group.alarms[:_ALARMS]]
     if len(group.alarms) > _ALARMS:
         parts.append(f"and {len(group.alarms) - _ALARMS} more")

@@ -1,4 +1,4 @@
-"""The Spark jobs of the command line: `sluiceway spark ingest`, `process`, `archive`, `redrive` and `copy`."""
+"""Spark jobs: `sluiceway spark ingest`, `process`, `archive`, `redrive` and `copy`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE, each name once."""
+    """Parses repeated NAME=VALUE options with unique names."""
     found: dict[str, str] = {}
     for text in values:
         name, separator, value = text.partition("=")
         if not separator or not name or name in found:
-            raise click.BadParameter(f"{text[:80]!r} is not NAME=VALUE with a name of its own", ctx, param)
+            raise click.BadParameter(f"{text[:80]!r} is not NAME=VALUE with a unique name", ctx, param)
         found[name] = value
     return found
 
@@ -50,12 +50,12 @@ def missing(error: ModuleNotFoundError) -> click.ClickException:
     return click.ClickException(f"Spark needs {error.name}; install it with: pip install 'sluiceway[spark]'")
 
 
-# -- what the jobs share ----------------------------------------------------------------------------------------------
+# -- shared by all jobs -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """How Spark is started, and how often a job says how far it is."""
+    """Spark settings of a job, and its progress interval in seconds."""
 
     master: str | None
     conf: dict[str, str]
@@ -65,7 +65,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job's Spark, its place, and how it is told that it is to end."""
+    """A running job: its Spark session, server and queue, progress callback, and stop signal."""
 
     spark: SparkSession
     place: Place
@@ -77,14 +77,14 @@ class Job:
 
 
 def a_job(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command the options of every job: its first arguments are a `Session` and `JobOptions`."""
+    """Decorates a job: adds the common options, and passes a `Session` and `JobOptions` as the first arguments."""
 
     @server_options
     @json_option
-    @duration_option("--request-timeout", default="2m", help="How long a call is repeated while the server cannot be reached.")
-    @duration_option("--every", default="5s", help="How often it says how far it is.")
-    @click.option("--conf", metavar="NAME=VALUE", multiple=True, callback=pairs, help="A setting of Spark. May be repeated.")
-    @click.option("--master", metavar="URL", help="Of Spark. [default: this machine]")
+    @duration_option("--request-timeout", default="2m", help="Retry calls for this long while the server is unreachable.")
+    @duration_option("--every", default="5s", help="Progress interval.")
+    @click.option("--conf", metavar="NAME=VALUE", multiple=True, callback=pairs, help="Spark setting. May be repeated.")
+    @click.option("--master", metavar="URL", help="Spark master. [default: this machine]")
     @functools.wraps(command)
     def run(
         url: str | None,
@@ -108,12 +108,12 @@ def a_job(command: Callable[..., T]) -> Callable[..., T]:
 
 @contextmanager
 def job(session: Session, options: JobOptions, name: str, queue: str, *, watched: bool = False) -> Iterator[Job]:
-    """A job that runs as long as this lasts. A Spark that is missing, or finds no Java, is told.
+    """A job whose Spark session lives as long as this context. Raises if Spark or Java is missing.
 
-    With `watched` the server is told how its queries get on, to show it in `top`.
+    With `watched` the queries report their progress to the server, which shows it in `top`.
     """
     target = session.target
-    # By the environment, as Spark shows its options; and before Spark is started, whose processes inherit it.
+    # Passed in the environment, because Spark displays its options; set before Spark starts, so that its processes inherit it.
     os.environ["SLUICEWAY_API_KEY"] = target.api_key or ""
     os.environ["SLUICEWAY_CA_FILE"] = target.ca_file or ""
     try:
@@ -127,7 +127,7 @@ def job(session: Session, options: JobOptions, name: str, queue: str, *, watched
             settings = {"spark.master": options.master} if options.master is not None else {}
             running = spark_session(f"{name} {queue}", **{**settings, **options.conf})
             try:
-                # Spark has taken Ctrl-C for itself.
+                # Spark has replaced the handler of Ctrl-C.
                 asked.listen()
                 with closing(watch(running, target.url)) if watched else nullcontext():
                     yield Job(running, place, telling, asked)
@@ -140,7 +140,7 @@ def job(session: Session, options: JobOptions, name: str, queue: str, *, watched
 
 
 class Telling:
-    """Shows how far a job is: a bar in a terminal, otherwise a line every so often; with `--json` on stdout, else on stderr."""
+    """Shows a job's progress: a bar at a terminal, otherwise a line per interval; on stdout with `--json`, else on stderr."""
 
     def __init__(self, output: Output, every: float) -> None:
         self._output, self._every = output, every
@@ -155,7 +155,7 @@ class Telling:
 
             columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
             self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bars.add_task("Spark is starting", total=None)
+            self._task = self._bars.add_task("Starting Spark", total=None)
             self._bars.start()
         return self
 
@@ -184,10 +184,10 @@ def _line(progress: Progress) -> str:
 
 
 def ended(session: Session, asked: bool, followed: Followed, done: str, once: bool) -> int:
-    """Say what became of a query; the exit code."""
+    """Print the result of a query. Returns the exit code."""
     text = f"{done} {counted(followed.items, 'item')} in " + ("1 batch" if followed.batches == 1 else f"{followed.batches:,} batches")
     session.print(followed, text + ("; stopped" if followed.stopped else ""))
-    # To be stopped is the way to end for what goes on for ever, and an interruption of what ends by itself.
+    # A stop is the regular end of an endless query, and an interruption with --once.
     return EXIT_INTERRUPTED if once and asked and followed.stopped else 0
 
 
@@ -198,19 +198,21 @@ def ended(session: Session, asked: bool, followed: Followed, done: str, once: bo
 @queue_argument()
 @click.argument("inputs", nargs=-1, metavar="[INPUT...]", type=click.Path())
 @click.option("--format", "format_", type=click.Choice(["csv", "json", "parquet", "text"]), help="[default: by the extension]")
-@click.option("--option", "options", metavar="NAME=VALUE", multiple=True, callback=pairs, help="Of Spark's reader. May be repeated.")
-@click.option("--payload-column", "payload", metavar="NAME", help="The payload. [default: the whole row as JSON, or the line]")
-@click.option("--kind-column", "kind", metavar="NAME", help="The column with the kind.")
-@click.option("--reference-column", "reference", metavar="NAME", help="The column with the reference.")
-@click.option("--kind", "every_kind", metavar="TEXT", help="The kind of all items.")
-@click.option("--items", is_flag=True, help="The rows are items: payload, kind, encoding, reference, headers, enqueue_at.")
-@click.option("--create", is_flag=True, help="Make the queue if there is none.")
-@click.option("--partitions", type=click.IntRange(1), help="How many partitions it gets, with --create.")
-@click.option("--write-id", metavar="TEXT", help="Names the load. [default: made of the files' paths, sizes and times, and the options]")
-@click.option("--watch", metavar="FOLDER", type=click.Path(), help="Store what appears in this folder, until Ctrl-C.")
-@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Where it is noted what was read, with --watch.")
-@click.option("--schema", metavar="DDL", help="The columns, with --watch. [default: those of the files that are there]")
-@click.option("--once", is_flag=True, help="With --watch: end when all that is there is stored.")
+@click.option("--option", "options", metavar="NAME=VALUE", multiple=True, callback=pairs, help="Option of Spark's reader. May be repeated.")
+@click.option("--payload-column", "payload", metavar="NAME", help="Payload column. [default: the whole row as JSON, or the line]")
+@click.option("--kind-column", "kind", metavar="NAME", help="Column with the kind.")
+@click.option("--reference-column", "reference", metavar="NAME", help="Column with the reference.")
+@click.option("--kind", "every_kind", metavar="TEXT", help="Kind of all items.")
+@click.option("--items", is_flag=True, help="Rows are items with the columns payload, kind, encoding, reference, headers, enqueue_at.")
+@click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
+@click.option("--partitions", type=click.IntRange(1), help="With --create: number of partitions.")
+@click.option(
+    "--write-id", metavar="TEXT", help="Id of the load. [default: derived from the files' paths, sizes and times, and the options]"
+)
+@click.option("--watch", metavar="FOLDER", type=click.Path(), help="Ingest files that appear in this folder, until Ctrl-C.")
+@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="With --watch: folder of the checkpoint.")
+@click.option("--schema", metavar="DDL", help="With --watch: column schema. [default: from the present files]")
+@click.option("--once", is_flag=True, help="With --watch: stop when all present files are stored.")
 @a_job
 def ingest(
     session: Session,
@@ -230,7 +232,7 @@ def ingest(
 ) -> int:
     """Store each row or line of files (CSV, JSON lines, Parquet, text) in QUEUE as an item.
 
-    The same command again adds nothing, for as long as the queue remembers keys (a day, unless it was made with less).
+    Repeating the command adds nothing within the queue's key window (a day, unless set lower).
     """
     _check_ingest(inputs, watch, checkpoint, schema, once, write_id, create, partitions)
     with job(session, job_options, "ingest", queue) as running:
@@ -242,7 +244,7 @@ def ingest(
             assert checkpoint is not None
             more: dict[str, Any] = {"checkpoint": checkpoint, "schema": schema, "once": once, "stop": running.stop}
             followed = jobs.watch(running.spark, watch, running.place, **more, **what)
-            return ended(session, running.asked.to_end, followed, "stored", once)
+            return ended(session, running.asked.to_end, followed, "Stored", once)
 
         def announce(write_id: str, files: int) -> None:
             if not session.as_json:
@@ -250,7 +252,7 @@ def ingest(
 
         with _interruptible(running):
             found = jobs.ingest(running.spark, inputs, running.place, write_id=write_id, announce=announce, **what)
-    text = f"{counted(found.items, 'item')} of {counted(found.files, 'file')} stored in {counted(found.chunks, 'chunk')}"
+    text = f"Stored {counted(found.items, 'item')} of {counted(found.files, 'file')} in {counted(found.chunks, 'chunk')}"
     session.print(found, text + (f", {found.repeated:,} of them by an earlier run" if found.repeated else ""))
     return 0
 
@@ -266,20 +268,20 @@ def _check_ingest(
     partitions: int | None,
 ) -> None:
     if bool(inputs) == (watch is not None):
-        raise click.UsageError("name the files to store, or a folder to --watch")
+        raise click.UsageError("pass the files to store, or a folder to --watch")
     if watch is not None and checkpoint is None:
-        raise click.UsageError("--watch needs a --checkpoint")
+        raise click.UsageError("--watch needs --checkpoint")
     if watch is not None and write_id is not None:
-        raise click.UsageError("--write-id is for files; what is watched is keyed by its checkpoint")
+        raise click.UsageError("--write-id is for files; --watch uses its checkpoint instead")
     if watch is None and (checkpoint or schema or once):
-        raise click.UsageError("--checkpoint, --schema and --once go with --watch")
+        raise click.UsageError("--checkpoint, --schema and --once need --watch")
     if partitions is not None and not create:
-        raise click.UsageError("--partitions goes with --create")
+        raise click.UsageError("--partitions needs --create")
 
 
 @contextmanager
 def _interruptible(running: Job) -> Iterator[None]:
-    """Ctrl-C ends what waits for Spark, and not only when that is done."""
+    """Makes Ctrl-C cancel Spark's jobs instead of waiting for them."""
     import threading
 
     over = threading.Event()
@@ -309,45 +311,45 @@ def _interruptible(running: Job) -> Iterator[None]:
 @click.command()
 @queue_argument()
 @click.argument("function", metavar="MODULE:FUNCTION")
-@click.option("--checkpoint", metavar="DIR", required=True, type=click.Path(file_okay=False), help="Where it is noted how far it is.")
-@click.option("--consumer", metavar="NAME", default="process", show_default=True, help="The owner of the leases.")
-@click.option("--once", is_flag=True, help="End when what is ready now is processed.")
-@click.option("--max-items", type=click.IntRange(1), help="Items in one batch. [default: 50,000]")
-@duration_option("--hold-for", help="How long items stay leased while it stands still. [default: 7d, or what the queue allows]")
-@click.option("--strict", is_flag=True, help="An item without an outcome is an error; otherwise it is done.")
+@click.option("--checkpoint", metavar="DIR", required=True, type=click.Path(file_okay=False), help="Folder of the checkpoint.")
+@click.option("--consumer", metavar="NAME", default="process", show_default=True, help="Consumer name of the leases.")
+@click.option("--once", is_flag=True, help="Stop when the items that are ready now are processed.")
+@click.option("--max-items", type=click.IntRange(1), help="Maximum items per batch. [default: 50,000]")
+@duration_option("--hold-for", help="Lease duration while the job is stopped. [default: 7d, or the queue's maximum]")
+@click.option("--strict", is_flag=True, help="Fail on items without an outcome instead of completing them.")
 @a_job
 def process(session: Session, job_options: JobOptions, queue: str, function: str, once: bool, **options: Any) -> int:
-    """Hand the items of QUEUE to a Python function, batch by batch, and settle them as it says, until Ctrl-C.
+    """Process the items of QUEUE with a Python function, batch by batch, and settle them by its result, until Ctrl-C.
 
-    The function is given a DataFrame of items, and returns one with the columns id and outcome (done, retry or dead).
+    The function takes a DataFrame of items and returns one with the columns id and outcome (done, retry or dead).
     """
     _find_modules_here()
     module, attribute = split_name(function)
     with job(session, job_options, "process", queue, watched=True) as running:
         from sluiceway.spark import jobs
 
-        # With a session: a decorator such as `udf` needs one when the module is imported.
+        # Imported with a session: decorators such as `udf` need one.
         work = find_function(module, attribute)
         try:
             followed = jobs.process(running.spark, work, running.place, once=once, tell=running.tell, stop=running.stop, **options)
         except SluicewayError:
             raise
         except Exception as error:
-            # The function's own: for people Python's way to tell it, for programs one object.
+            # An error of the function: a traceback as text, one object with --json.
             if not session.as_json:
                 raise
             raise SluicewayError("internal", "".join(traceback.format_exception(error))) from None
-        return ended(session, running.asked.to_end, followed, "processed", once)
+        return ended(session, running.asked.to_end, followed, "Processed", once)
 
 
 def _find_modules_here() -> None:
-    """As `python -m` does: in this folder first, here and in Spark's processes."""
+    """Put the current folder first on the module path, as `python -m` does, here and in Spark's processes."""
     sys.path.insert(0, os.getcwd())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Module and function. Raises `invalid_request` for what is no such name, or of which it can be seen that there is no such module."""
+    """Module and function of MODULE:FUNCTION. Raises `invalid_request` for another form or an unknown module."""
     module, _, attribute = name.partition(":")
     if not (module and attribute):
         raise invalid("function", f"{name[:80]!r} is not MODULE:FUNCTION, such as shop.orders:judge")
@@ -357,12 +359,12 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def find_function(module: str, attribute: str) -> Callable[..., Any]:
-    """Raises `invalid_request` if there is none of that name. What its module raises is the user's."""
+    """Import the function. Raises `invalid_request` if it does not exist; errors of the user's module pass through."""
     try:
         found = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            # One that the user's own module needs.
+            # A missing dependency of the user's module.
             raise
         raise _no_module(module) from error
     if not callable(found):
@@ -371,7 +373,7 @@ def find_function(module: str, attribute: str) -> Callable[..., Any]:
 
 
 def _no_module(module: str) -> SluicewayError:
-    return invalid("function", f"there is no module {module} in {os.getcwd()}, nor among those installed")
+    return invalid("function", f"there is no module {module} in {os.getcwd()} or among the installed ones")
 
 
 # -- archive, redrive, copy -------------------------------------------------------------------------------------------
@@ -379,15 +381,17 @@ def _no_module(module: str) -> SluicewayError:
 
 @click.command()
 @click.argument("queue", required=False, shell_complete=queue_names)
-@click.option("--to", metavar="DIR", type=click.Path(file_okay=False), help="The archive: a folder that does not exist yet, or is one.")
-@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Where it is noted how far it is.")
-@click.option("--by", type=click.Choice(["day", "hour"]), default="day", show_default=True, help="When the items were enqueued, in UTC.")
-@click.option("--consumer", metavar="NAME", default="archive", show_default=True, help="The owner of the leases.")
-@click.option("--once", is_flag=True, help="End when what is ready now is archived.")
-@duration_option("--interval", default="10s", help="How often a batch begins, without --once.")
-@click.option("--max-items", type=click.IntRange(1), default=50_000, show_default=True, help="Items in one batch.")
-@duration_option("--hold-for", help="How long items stay leased while it stands still. [default: 7d, or what the queue allows]")
-@click.option("--verify", "verified", metavar="DIR", type=click.Path(), help="Check that archive, file by file, and nothing else.")
+@click.option("--to", metavar="DIR", type=click.Path(file_okay=False), help="Archive folder, new or existing.")
+@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Folder of the checkpoint.")
+@click.option(
+    "--by", type=click.Choice(["day", "hour"]), default="day", show_default=True, help="Folder granularity by enqueue time, in UTC."
+)
+@click.option("--consumer", metavar="NAME", default="archive", show_default=True, help="Consumer name of the leases.")
+@click.option("--once", is_flag=True, help="Stop when the items that are ready now are archived.")
+@duration_option("--interval", default="10s", help="Batch interval, without --once.")
+@click.option("--max-items", type=click.IntRange(1), default=50_000, show_default=True, help="Maximum items per batch.")
+@duration_option("--hold-for", help="Lease duration while the job is stopped. [default: 7d, or the queue's maximum]")
+@click.option("--verify", "verified", metavar="DIR", type=click.Path(), help="Only verify this archive, file by file.")
 @a_job
 def archive(
     session: Session,
@@ -399,22 +403,22 @@ def archive(
     verified: str | None,
     **options: Any,
 ) -> int:
-    """Move the items of QUEUE into Parquet files, each of them once, until Ctrl-C. They are gone from the queue then.
+    """Move the items of QUEUE into Parquet files, each exactly once, until Ctrl-C. Archived items leave the queue.
 
-    With --verify: compare every file of an archive with what was written. Ends with 3 if something is missing or damaged.
+    With --verify: check every file of an archive. Exits with 3 if files are missing or damaged.
     """
     if verified is not None:
         if queue or to or checkpoint or once:
-            raise click.UsageError("--verify goes alone")
+            raise click.UsageError("--verify excludes all other options")
         return _verify(session, verified)
     if queue is None or to is None or checkpoint is None:
-        raise click.UsageError("name the QUEUE, the archive (--to DIR) and a --checkpoint DIR; or an archive to --verify")
+        raise click.UsageError("pass QUEUE, --to DIR and --checkpoint DIR, or an archive to --verify")
     with job(session, job_options, "archive", queue, watched=True) as running:
         from sluiceway.spark import jobs
 
         what: dict[str, Any] = {"to": to, "checkpoint": checkpoint, "once": once, "tell": running.tell, "stop": running.stop}
         followed = jobs.archive(running.spark, running.place, **what, **options)
-        return ended(session, running.asked.to_end, followed, "archived", once)
+        return ended(session, running.asked.to_end, followed, "Archived", once)
 
 
 def _verify(session: Session, root: str) -> int:
@@ -430,7 +434,7 @@ def _verify(session: Session, root: str) -> int:
 def _told(found: Verified) -> str:
     batches = "1 batch" if found.batches == 1 else f"{found.batches:,} batches"
     text = f"{counted(found.items, 'item')} in {batches}, {counted(found.files, 'file')}, {found.bytes:,} bytes"
-    end = counted(len(found.problems), "problem") if found.problems else "all as it was written"
+    end = counted(len(found.problems), "problem") if found.problems else "no problems"
     return "\n".join([*(f"{problem.path} {problem.what}" for problem in found.problems), f"{text}: {end}"])
 
 
@@ -439,15 +443,13 @@ def _told(found: Verified) -> str:
 
 @click.command()
 @queue_argument()
-@click.option(
-    "--where", metavar="SQL", default="true", help="Only items for which this holds, such as \"reason like 'timeout%'\". [default: all]"
-)
-@click.option("--target", metavar="QUEUE", help="Where they go. [default: the queue that each came from]")
-@click.option("--dry-run", is_flag=True, help="Count, and show some: of the next 10,000 items of each partition. Moves nothing.")
-@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Where it is noted how far it is.")
-@click.option("--rate", metavar="N/s", callback=per_second, help="At most this many items a second.")
-@click.option("--consumer", metavar="NAME", default="redrive", show_default=True, help="The owner of the leases.")
-@duration_option("--hold-for", default="1d", help="How long items stay leased while it stands still.")
+@click.option("--where", metavar="SQL", default="true", help="Condition, such as \"reason like 'timeout%'\". [default: all]")
+@click.option("--target", metavar="QUEUE", help="Target queue. [default: each item's source queue]")
+@click.option("--dry-run", is_flag=True, help="Count and show examples from the next 10,000 items of each partition without moving any.")
+@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Folder of the checkpoint.")
+@click.option("--rate", metavar="N/s", callback=per_second, help="Maximum items per second.")
+@click.option("--consumer", metavar="NAME", default="redrive", show_default=True, help="Consumer name of the leases.")
+@duration_option("--hold-for", default="1d", help="Lease duration while the job is stopped.")
 @a_job
 def redrive(
     session: Session,
@@ -459,12 +461,12 @@ def redrive(
     checkpoint: str | None,
     **options: Any,
 ) -> int:
-    """Send the items of the dead queue QUEUE for which a condition holds back to where they came from.
+    """Move the items of the dead queue QUEUE that match a condition back to their source queues.
 
-    The condition may speak of id, origin, source, reason, attempts, enqueued_at, kind, encoding, reference, headers and payload.
+    The condition may use id, origin, source, reason, attempts, enqueued_at, kind, encoding, reference, headers and payload.
     """
     if not dry_run and checkpoint is None:
-        raise click.UsageError("give a --checkpoint DIR, or --dry-run")
+        raise click.UsageError("pass --checkpoint DIR, or --dry-run")
     with job(session, job_options, "redrive", queue, watched=True) as running:
         from sluiceway.spark import jobs
 
@@ -480,7 +482,7 @@ def redrive(
 
 
 def _as_json(seen: Look) -> dict[str, Any]:
-    """A payload is shown as `lease` shows it to people: what is no text is escaped."""
+    """The result with payloads as text, non-printable characters escaped."""
     examples = [{name: getattr(each, name) for name in each.__struct_fields__} for each in seen.examples]
     for each in examples:
         each["payload"] = printable(each["payload"])
@@ -488,17 +490,17 @@ def _as_json(seen: Look) -> dict[str, Any]:
 
 
 def _seen(seen: Look) -> str:
-    lines = [f"would send back {seen.matched:,} of {counted(seen.looked, 'item')}", *_by_target(seen.targets)]
+    lines = [f"Would send back {seen.matched:,} of {counted(seen.looked, 'item')}", *_by_target(seen.targets)]
     if seen.homeless:
-        lines.append(f"{seen.homeless:,} more match and came from no queue; name a --target for them")
+        lines.append(f"{seen.homeless:,} more match but have no source queue; pass a --target for them")
     for each in seen.examples:
         reason = printable((each.reason or "").encode())
-        lines.append(f"for example {each.id}, attempts {each.attempts}, {reason}: {printable(each.payload)}")
+        lines.append(f"Example: {each.id}, attempts {each.attempts}, {reason}: {printable(each.payload)}")
     return "\n".join(lines)
 
 
 def _sent(done: Redriven) -> str:
-    text = f"sent back {done.redriven:,} of {counted(done.looked, 'item')}"
+    text = f"Sent back {done.redriven:,} of {counted(done.looked, 'item')}"
     return "\n".join([text + ("; stopped" if done.stopped else ""), *_by_target(done.targets)])
 
 
@@ -511,15 +513,17 @@ def _by_target(targets: dict[str, int]) -> list[str]:
 
 @click.command()
 @queue_argument()
-@click.option("--checkpoint", metavar="DIR", required=True, type=click.Path(file_okay=False), help="Where it is noted how far it is.")
-@click.option("--to-queue", metavar="NAME", help="Copy all that is ready, to this queue. [default: what drains, to the open partitions]")
-@click.option("--to-url", metavar="URL", help="The server of that queue. [default: the same]")
-@click.option("--to-key", default="", metavar="WHERE", help="Where the API key for --to-url is: env:NAME or file:PATH.")
-@click.option("--to-ca-file", default="", metavar="PATH", help="Certificates of the authority that made the certificate of --to-url.")
-@click.option("--follow", is_flag=True, help="With --to-queue: go on with what comes, until Ctrl-C.")
-@click.option("--max-items", type=click.IntRange(1), default=50_000, show_default=True, help="Items in one batch.")
-@click.option("--consumer", metavar="NAME", default="copy", show_default=True, help="The owner of the leases.")
-@duration_option("--hold-for", default="1d", help="How long items stay leased while it stands still.")
+@click.option("--checkpoint", metavar="DIR", required=True, type=click.Path(file_okay=False), help="Folder of the checkpoint.")
+@click.option(
+    "--to-queue", metavar="NAME", help="Move all ready items to this queue. [default: only draining partitions, to the open ones]"
+)
+@click.option("--to-url", metavar="URL", help="Server of that queue. [default: the same]")
+@click.option("--to-key", default="", metavar="WHERE", help="API key for --to-url: env:NAME or file:PATH.")
+@click.option("--to-ca-file", default="", metavar="PATH", help="Certificate authorities for --to-url.")
+@click.option("--follow", is_flag=True, help="With --to-queue: continue with new items until Ctrl-C.")
+@click.option("--max-items", type=click.IntRange(1), default=50_000, show_default=True, help="Maximum items per batch.")
+@click.option("--consumer", metavar="NAME", default="copy", show_default=True, help="Consumer name of the leases.")
+@duration_option("--hold-for", default="1d", help="Lease duration while the job is stopped.")
 @a_job
 def copy(
     session: Session,
@@ -532,14 +536,14 @@ def copy(
     follow: bool,
     **options: Any,
 ) -> int:
-    """Move what is ready in the draining partitions of QUEUE to its open ones, or all that is ready in it to another queue, of any server.
+    """Move ready items from the draining partitions of QUEUE to its open ones, or all ready items to another queue of any server.
 
-    Each item is there once. They are new items, whose headers say what they were: sluiceway-origin, -attempts and -enqueued-at.
+    Each item is moved exactly once. It becomes a new item with the headers sluiceway-origin, -attempts and -enqueued-at.
     """
     if to_queue is None and (to_url or follow):
-        raise click.UsageError("--to-url and --follow go with --to-queue")
+        raise click.UsageError("--to-url and --follow need --to-queue")
     if to_url is None and (to_key or to_ca_file):
-        raise click.UsageError("--to-key and --to-ca-file go with --to-url")
+        raise click.UsageError("--to-key and --to-ca-file need --to-url")
     with job(session, job_options, "copy", queue, watched=True) as running:
         from sluiceway.spark import jobs
 
@@ -556,4 +560,4 @@ def copy(
 
 def _copied(done: Copied) -> str:
     batches = "1 batch" if done.batches == 1 else f"{done.batches:,} batches"
-    return f"copied {counted(done.items, 'item')} in {batches}; {done.left:,} left" + ("; stopped" if done.stopped else "")
+    return f"Copied {counted(done.items, 'item')} in {batches}; {done.left:,} left" + ("; stopped" if done.stopped else "")

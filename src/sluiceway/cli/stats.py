@@ -1,4 +1,4 @@
-"""Commands that count and explain: stats, explain, partition."""
+"""Commands on counts, items and partitions: stats, explain, partition."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WATCH_PAUSE = 1.0
 @click.argument("item_id", metavar="ID")
 @connected
 def explain(session: Session, queue: str, item_id: str) -> None:
-    """Say where the item ID of QUEUE is, and why it is not being served."""
+    """Explain the state of the item ID of QUEUE, and why it is not served."""
     answer = session.client.explain(queue, item_id)
     facts = (
         ("item", answer.id),
         ("state", answer.state),
         ("why", printable(answer.reason.encode(), 1_000)),
-        ("ready before it", answer.ahead),
+        ("ready items ahead", answer.ahead),
         ("attempts", answer.attempts),
         ("due", _moment(answer.due_at)),
         ("expires", _moment(answer.expires_at)),
@@ -45,7 +45,7 @@ def _moment(at: datetime | None) -> str | None:
 
 @click.command()
 @queue_argument()
-@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 @connected
 def stats(session: Session, queue: str, watch: bool) -> None:
     """Count the items of QUEUE, by partition."""
@@ -53,7 +53,7 @@ def stats(session: Session, queue: str, watch: bool) -> None:
     if not watch:
         session.print(answer, _stats_table(answer))
         if not session.as_json and (paused := paused_verbs(session, queue)):
-            click.echo(f"paused: {' and '.join(paused)}", err=True)
+            click.echo(f"Paused: {' and '.join(paused)}", err=True)
     elif session.as_json:
         while True:
             print_json(answer)
@@ -86,14 +86,14 @@ def state_of(part: PartitionStats) -> str:
 
 @click.group()
 def partition() -> None:
-    """Look at the partitions of queues, and pause single ones."""
+    """List, explain, pause and resume partitions."""
 
 
 @partition.command("list")
 @queue_argument()
 @connected
 def list_(session: Session, queue: str) -> None:
-    """List the partitions of QUEUE: where each lies, which instance has it, whether it serves, and what is in it."""
+    """List the partitions of QUEUE with backend, state, owner and counts."""
     found = session.client.stats(queue)
     owned = [(each.instance, part) for each in found.logical_queues for part in each.partitions]
     owned.sort(key=lambda pair: pair[1].partition)
@@ -107,7 +107,7 @@ def list_(session: Session, queue: str) -> None:
     ]
     columns = ("partition", "backend", "state", "owner", *numbers)
     shown = [fields_of(each) | {"owner": owner} for owner, each in owned] if session.as_json else found.partitions
-    session.print_all(shown, table(columns, rows, right=numbers), "no partitions")
+    session.print_all(shown, table(columns, rows, right=numbers), "No partitions")
 
 
 def fields_of(part: PartitionStats) -> dict[str, object]:
@@ -121,9 +121,9 @@ def fields_of(part: PartitionStats) -> dict[str, object]:
 @click.argument("number", type=click.IntRange(0))
 @connected
 def pause(session: Session, queue: str, number: int) -> None:
-    """Let partition NUMBER of QUEUE take and give out nothing, until `partition resume`. What is leased can still be settled."""
+    """Stop producing to and leasing from partition NUMBER of QUEUE until `partition resume`. Leased items can still be settled."""
     answer = session.client.pause_partition(queue, number)
-    session.print(answer, f"partition {number} of {queue} is paused")
+    session.print(answer, f"Paused partition {number} of {queue}")
 
 
 @partition.command()
@@ -131,9 +131,9 @@ def pause(session: Session, queue: str, number: int) -> None:
 @click.argument("number", type=click.IntRange(0))
 @connected
 def resume(session: Session, queue: str, number: int) -> None:
-    """Let partition NUMBER of QUEUE go on after `partition pause`."""
+    """Resume partition NUMBER of QUEUE after `partition pause`."""
     answer = session.client.resume_partition(queue, number)
-    session.print(answer, f"partition {number} of {queue} goes on")
+    session.print(answer, f"Resumed partition {number} of {queue}")
 
 
 @partition.command("explain")
@@ -141,12 +141,12 @@ def resume(session: Session, queue: str, number: int) -> None:
 @click.argument("number", type=click.IntRange(0))
 @connected
 def explain_partition(session: Session, queue: str, number: int) -> None:
-    """Say which instance has partition NUMBER of QUEUE, and why."""
+    """Explain which instance owns partition NUMBER of QUEUE, and why."""
     answer = session.client.explain_partition(queue, number)
     facts = (
         ("partition", answer.partition),
-        ("owner", answer.owner or "nobody"),
-        ("at", answer.address),
+        ("owner", answer.owner or "none"),
+        ("address", answer.address),
         ("state", answer.state),
         ("why", printable(answer.reason.encode(), 1_000)),
         ("waits for", ", ".join(answer.waits_for) or None),

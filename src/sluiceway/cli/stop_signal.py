@@ -1,4 +1,4 @@
-"""Whether somebody wants a command to end that otherwise goes on."""
+"""Stop requests by Ctrl-C or SIGTERM for long-running commands."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 _AGAIN = 1.0
-"""Seconds in which the same wish comes twice: from the terminal, and from a program around this one that hands it on."""
+"""Seconds in which a second signal counts as the same request: a wrapper program may forward the terminal's signal."""
 
 
 class Asked:
-    """Whether somebody wants it to end, by Ctrl-C or SIGTERM. Whoever says so again does not want to wait: a KeyboardInterrupt."""
+    """Records the first Ctrl-C or SIGTERM in `to_end`; a later one raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.to_end = False

@@ -1,4 +1,4 @@
-"""What a capture's log and position store say, for people. It is told what was seen, and what time it is."""
+"""Tables of `sluiceway tasks`, rendered from a capture's log and position store."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from sluiceway.contract.capture_answers import TaskAlarm, TaskGroup, TaskPartiti
 from sluiceway.kernel.clock import Millis, format_duration
 
 _LONGEST = 24
-"""A position that is longer is shortened for people: shards have numbers of 56 digits, whose ends differ."""
-_UNLED = ": the capture goes on when it is started again under this name"
+"""Maximum characters of a position. Longer ones lose their middle: shard numbers have 56 digits and differ at the end."""
+_UNLED = ": the capture resumes when it is restarted under this name"
 
 
 def facts(group: TaskSummary, now: Millis) -> Rows:
-    """What is to be said of the whole."""
+    """The facts of a capture as a whole."""
     rows: list[tuple[str, str]] = [
         ("capture", group.name),
-        ("of", _of(group)),
-        ("term", f"{group.term}, led by {_shown(group.leader)}" if group.leader else f"{group.term}, which nobody leads" + _UNLED),
+        ("stream", _of(group)),
+        ("term", f"{group.term}, led by {_shown(group.leader)}" if group.leader else f"{group.term}, no leader" + _UNLED),
         ("members", str(sum(each.in_term for each in group.members))),
         ("partitions", _counts(group.state_of)),
-        ("handed on", counted(group.records, "record")),
+        ("delivered", counted(group.records, "record")),
     ]
     if group.behind is not None:
         rows.append(("behind", f"{group.behind} at most"))
     if group.watermark is not None:
-        rows.append(("watermark", f"{_told(group.watermark)}: nothing older is still to come"))
+        rows.append(("watermark", _told(group.watermark)))
     if group.written_at is not None:
         ago = format_duration(max(0, now - round(group.written_at.timestamp() * 1_000)) // 1_000 * 1_000)
         rows.append(("last commit", f"{_told(group.written_at)}, {ago} ago"))
@@ -39,9 +39,9 @@ def _of(group: TaskSummary) -> str:
     return " ".join(
         part
         for part in (
-            "" if group.stream is None else f"a stream of the kind {group.stream}",
-            "" if group.queue is None else f"into the queue {group.queue}",
-            "" if group.log in (None, "meta") else f"by {printable((group.log or '').encode())}",
+            "" if group.stream is None else group.stream,
+            "" if group.queue is None else f"into queue {group.queue}",
+            "" if group.log in (None, "meta") else f"with sync log {printable((group.log or '').encode())}",
         )
         if part
     )
@@ -54,14 +54,14 @@ def _counts(state_of: Mapping[str, int]) -> str:
 
 def members(group: TaskSummary) -> Rows:
     rows = [
-        (_shown(each.member), each.partitions, "leads" if each.leads else "" if each.in_term else "has joined, not yet in the term")
+        (_shown(each.member), each.partitions, "leads" if each.leads else "" if each.in_term else "joining, not yet in the term")
         for each in group.members
     ]
     return table(("member", "partitions", ""), rows, right=("partitions",))
 
 
 def partitions(group: TaskGroup, as_tree: bool) -> Rows:
-    """One line each; as a tree, children stand below the first of their parents that is still there."""
+    """One row per partition; in a tree, below its first remaining parent."""
     lines = list(_tree(group.partitions)) if as_tree else [("", each) for each in group.partitions]
     rows = [
         (
@@ -77,21 +77,21 @@ def partitions(group: TaskGroup, as_tree: bool) -> Rows:
 def _notes(each: TaskPartition) -> str:
     told = []
     if each.waits_for:
-        told.append("waits for " + ", ".join(map(_shown, each.waits_for)))
+        told.append("waiting for " + ", ".join(map(_shown, each.waits_for)))
     if each.moving_to:
-        told.append(f"moves to {_shown(each.moving_to)}")
+        told.append(f"moving to {_shown(each.moving_to)}")
     return "; ".join(told)
 
 
 def _tree(all_of_them: list[TaskPartition]) -> Iterator[tuple[str, TaskPartition]]:
-    """Each with the lines that lead to it, parents first."""
+    """Each partition with its tree prefix, parents first."""
     known = {each.partition for each in all_of_them}
     below: dict[str | None, list[TaskPartition]] = {}
     for each in all_of_them:
         first = next((parent for parent in each.parents if parent in known), None)
         below.setdefault(first, []).append(each)
     shown: set[str] = set()
-    # Depth first, without a call for each generation: a lineage may be long.
+    # Depth first without recursion: a lineage may be long.
     open_lines = [("", "", each) for each in reversed(below.get(None, []))]
     while open_lines:
         own, further, each = open_lines.pop()
@@ -101,27 +101,27 @@ def _tree(all_of_them: list[TaskPartition]) -> Iterator[tuple[str, TaskPartition
         for number, child in enumerate(reversed(children)):
             last = number == 0
             open_lines.append((further + ("└─ " if last else "├─ "), further + ("   " if last else "│  "), child))
-    # Those that a stream named as each other's parents hang from nothing.
+    # Partitions that name each other as parents have no root.
     yield from (("", each) for each in all_of_them if each.partition not in shown)
 
 
 def trouble(group: TaskGroup) -> Iterator[str]:
-    """Why something, or nothing at all, goes on no more."""
+    """A line for each stuck partition and each alarm."""
     known = {each.partition for each in group.partitions}
     for token, parents in group.stuck.items():
-        waits = ", ".join(_shown(parent) + ("" if parent in known else " (which the stream has not told of)") for parent in parents)
-        yield f"stuck: {_shown(token)} waits for {waits}"
-    yield from (f"alarm: {_shown(each.member)}: {alarm_text(each)}" for each in group.alarms)
+        waits = ", ".join(_shown(parent) + ("" if parent in known else " (not announced by the stream)") for parent in parents)
+        yield f"Stuck: {_shown(token)} waits for {waits}"
+    yield from (f"Alarm: {_shown(each.member)}: {alarm_text(each)}" for each in group.alarms)
 
 
 def alarm_text(alarm: TaskAlarm) -> str:
     what = "the capture" if alarm.partition is None else f"partition {_shown(alarm.partition)}"
-    return f"{what} does not go on: {printable(alarm.why.encode(), 1_000)}"
+    return f"{what} is stalled: {printable(alarm.why.encode(), 1_000)}"
 
 
 def list_row(group: TaskSummary | UnseenTasks) -> tuple[object, ...]:
     if isinstance(group, UnseenTasks):
-        return (group.name, group.stream, *("-",) * (len(LIST_COLUMNS) - 3), f"its log cannot be read: {_shown(group.problem)}")
+        return (group.name, group.stream, *("-",) * (len(LIST_COLUMNS) - 3), f"log unreadable: {_shown(group.problem)}")
     return (
         *(group.name, group.stream or "-", group.term, _shown(group.leader) or "-", sum(each.in_term for each in group.members)),
         *(sum(group.state_of.values()), group.records, group.behind or "-"),

@@ -1,4 +1,4 @@
-"""`sluiceway tasks`: look at captures, whose tasks divide a change stream; also when none of their processes lives."""
+"""`sluiceway tasks`: list, show and forget captures, whether or not their processes run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 @click.group()
 def tasks() -> None:
-    """Look at captures, who reads which partition of a change stream and how far, and end them."""
+    """List, show and forget captures of change streams."""
 
 
 def of_meta_store(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command the options that say where captures keep what they have in common."""
-    config = click.option("--config", type=FILE, help="The configuration of a server whose meta store it is (cluster.meta).")
+    """Adds the options that choose the captures' meta store."""
+    config = click.option("--config", type=FILE, help="Configuration file of a server with that meta store (cluster.meta).")
     meta = click.option(
         "--meta",
         metavar="URL",
-        help="The meta store: sqlite:PATH, postgresql://…, etcd://…; or env:NAME or file:PATH that holds it. [default: cluster.meta]",
+        help="Meta store: sqlite:PATH, postgresql://…, etcd://…, or env:NAME or file:PATH with such a URL. [default: cluster.meta]",
     )
     return meta(config(command))
 
@@ -53,25 +53,25 @@ def list_(output: Output, meta: str | None, config: Path | None) -> None:
         try:
             found.append(summary(_group(name, url, None)))
         except SluicewayError as error:
-            # A log that is somewhere else, and cannot be read, does not hide the others.
+            # An unreadable external log must not hide the other captures.
             if begun.log == "meta":
                 raise
             found.append(unseen(name, begun, error.detail))
     rows = table(view.LIST_COLUMNS, [view.list_row(each) for each in found], right=view.LIST_NUMBERS)
-    output.print_all(found, rows, "no captures")
+    output.print_all(found, rows, "No captures")
 
 
 @tasks.command()
 @click.argument("name")
 @of_meta_store
-@click.option("--log", metavar="WHERE", help="Where its sync log is: meta, or kafka:HOST:PORT[,HOST:PORT]. [default: as it was begun]")
-@click.option("--tree", is_flag=True, help="Show children below their parents.")
+@click.option("--log", metavar="WHERE", help="Sync log: meta, or kafka:HOST:PORT[,HOST:PORT]. [default: as recorded]")
+@click.option("--tree", is_flag=True, help="Show partitions as a tree, children below parents.")
 @printing
 def show(output: Output, name: str, meta: str | None, config: Path | None, log: str | None, tree: bool) -> None:
-    """Show the capture NAME: its members, its partitions, who reads them, how far, and what waits for what.
+    """Show the capture NAME: members, and partitions with owner, progress and dependencies.
 
-    What is shown is what the sync log and the meta store say: no process needs to live for that, and a member that has just died is
-    shown until the others have noticed. Alarms say what does not go on without somebody's help.
+    The sync log and the meta store are read directly, so no process of the capture has to run. A member that has just died is listed until
+    the others have noticed. Alarms are problems that need an operator.
     """
     import asyncio
 
@@ -83,13 +83,13 @@ def show(output: Output, name: str, meta: str | None, config: Path | None, log: 
     known = asyncio.run(captures(url))
     if name not in known:
         there = ", ".join(sorted(known)) or "none"
-        raise invalid("name", f"there is no capture {name[:64]!r} in this meta store; there are: {there}")
+        raise invalid("name", f"there is no capture {name[:64]!r} in this meta store; known captures: {there}")
     group = _group(name, url, log)
     if output.as_json:
         print_json(group)
         return
     for each in (view.facts(group, now()), view.members(group), view.partitions(group, tree)):
-        # A heading alone says nothing.
+        # Skip tables without rows.
         if each.rows:
             print_table(each)
             click.echo()
@@ -100,13 +100,13 @@ def show(output: Output, name: str, meta: str | None, config: Path | None, log: 
 @tasks.command()
 @click.argument("name")
 @of_meta_store
-@click.option("--gone", is_flag=True, help="All of its processes are gone, also those that the log still has.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--gone", is_flag=True, help="Confirm that all its processes are gone, including members that the log still lists.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @printing
 def forget(output: Output, name: str, meta: str | None, config: Path | None, gone: bool, yes: bool) -> None:
-    """End the capture NAME for good: drop its log, its positions and its election from the meta store.
+    """Permanently remove the capture NAME: its log, positions and election in the meta store.
 
-    It is refused while members are at work. What it says then is elsewhere, and stays; the records that were handed on do, too.
+    Refused while members are active. Delivered records and external resources stay; the latter are listed.
     """
     import asyncio
 
@@ -115,16 +115,16 @@ def forget(output: Output, name: str, meta: str | None, config: Path | None, gon
     url = _meta_url(meta, config)
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("this drops how far the capture is, for good; give --yes if that is meant")
-        if not click.confirm(f"forget how far {name} is, for good?", err=True):
-            click.echo("nothing was dropped", err=True)
+            raise click.UsageError("this permanently drops the capture's progress; pass --yes to confirm")
+        if not click.confirm(f"Permanently drop the progress of {name}?", err=True):
+            click.echo("Nothing dropped", err=True)
             return
     forgotten = asyncio.run(drop(name, url, gone=gone))
-    lines = [f"forgot {name}: {counted(forgotten.keys, 'key')}", *(f"stays: {each}" for each in forgotten.left)]
+    lines = [f"Removed {name}: {counted(forgotten.keys, 'key')}", *(f"Remaining: {each}" for each in forgotten.left)]
     output.print({"name": name, "keys": forgotten.keys, "left": list(forgotten.left)}, "\n".join(lines))
 
 
-# ---- looking --------------------------------------------------------------------------------------------------------------
+# ---- reading --------------------------------------------------------------------------------------------------------------
 
 
 def _meta_url(meta: str | None, config: Path | None) -> str:
@@ -133,7 +133,7 @@ def _meta_url(meta: str | None, config: Path | None) -> str:
 
     url = meta or load(config).configuration.cluster.meta
     if not url:
-        raise click.UsageError("say where the captures keep what they have in common: --meta URL, or --config FILE")
+        raise click.UsageError("pass the captures' meta store: --meta URL, or --config FILE")
     return url
 
 
@@ -145,6 +145,6 @@ def _group(name: str, url: str, log: str | None) -> TaskGroup:
     from sluiceway.capture import look
     from sluiceway.capture.presenter import group_of
 
-    # What the client of Kafka says of a server that does not answer is in the error, once.
+    # The error already reports an unreachable Kafka; its client would log it repeatedly.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     return group_of(asyncio.run(look(name, url, log)), now())

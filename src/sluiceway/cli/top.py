@@ -1,4 +1,4 @@
-"""`sluiceway top`: the queues, who consumes them, the backends and what is wrong, as they are now."""
+"""`sluiceway top`: live view of queues, consumers, backends and problems."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from sluiceway.client import PartitionStats, QueueStats
 
 MAX_QUEUES = 50
-"""Queues in one look: each is a call."""
+"""Maximum queues per refresh: each costs a call."""
 _CONSUMERS_SHOWN = 12
-"""In a terminal: Spark queries first, then those who have most."""
+"""Maximum consumers at a terminal: Spark queries first, then those with the most items."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A queue now. Rates are per second since the look before; the first look has none."""
+    """A queue's current counts. Rates are per second since the previous refresh; the first one has none."""
 
     queue_name: str
     partitions: int
@@ -41,12 +41,12 @@ class QueueRow:
     produced_per_second: float | None = None
     completed_per_second: float | None = None
     paused: str = ""
-    """The verbs that are paused."""
+    """The paused verbs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendRow:
-    """A backend, as far as the partitions of these queues tell. `commit_time_ms` is their average."""
+    """A backend, summed over the partitions of the shown queues. `commit_time_ms` is their average."""
 
     backend: str
     partitions: int
@@ -57,7 +57,7 @@ class BackendRow:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a server. `more` tells whether it has queues that are not looked at. `instances` have partitions of those that are."""
+    """A snapshot of a server. `more`: it has further queues. `instances`: number of owners of the shown queues' partitions."""
 
     queues: list[QueueRow]
     backends: list[BackendRow]
@@ -68,7 +68,7 @@ class Look:
 
 
 def summarise(stats: Sequence[QueueStats], before: Mapping[str, QueueStats], seconds: float, problems: Iterable[str], more: bool) -> Look:
-    """What to show of the counts now, given those of `seconds` ago."""
+    """The rows for the current counts, with rates from those of `seconds` ago."""
     parts = [part for each in stats for part in each.partitions]
     by_backend: dict[str, list[PartitionStats]] = {}
     for part in parts:
@@ -86,7 +86,7 @@ def _queue_row(stats: QueueStats, before: QueueStats | None, seconds: float) -> 
     def rate(name: str) -> float | None:
         if before is None or seconds <= 0:
             return None
-        # A queue that was deleted and made again begins anew.
+        # A recreated queue restarts its counters.
         return max(0, total(stats, name) - total(before, name)) / seconds
 
     return QueueRow(
@@ -102,13 +102,13 @@ def _queue_row(stats: QueueStats, before: QueueStats | None, seconds: float) -> 
 
 
 def _backend_row(name: str, parts: Sequence[PartitionStats]) -> BackendRow:
-    # Those that drain or are paused can be reached as well as the others.
+    # Draining and paused partitions are reachable.
     available = sum(part.state not in ("unavailable", "error") for part in parts)
     average = sum(part.commit_time_ms for part in parts) / len(parts)
     return BackendRow(name, len(parts), available, sum(part.degraded for part in parts), round(average, 1))
 
 
-# -- showing ----------------------------------------------------------------------------------------------------------
+# -- layout -----------------------------------------------------------------------------------------------------------
 
 
 def frame(look: Look, url: str, note: str = "") -> Group:
@@ -133,9 +133,9 @@ def frame(look: Look, url: str, note: str = "") -> Group:
     title = f"{url}  {look.instances} instances" if look.instances > 1 else url
     parts: list[Text | Rows] = [Text(f"{title}  {note}".rstrip()), Text(), table(("queue", *numbers), rows, right=numbers)]
     if look.more:
-        parts.append(Text("… and more queues; name those that you want: sluiceway top QUEUE…"))
+        parts.append(Text("… and more queues; choose some: sluiceway top QUEUE…"))
     if not rows:
-        parts.append(Text("no queues"))
+        parts.append(Text("No queues yet"))
     if look.consumers:
         first = sorted(look.consumers, key=lambda each: (not each.query, -each.items))[:_CONSUMERS_SHOWN]
         parts += [Text(), consumer_table(each for each in look.consumers if each in first)]
@@ -145,7 +145,7 @@ def frame(look: Look, url: str, note: str = "") -> Group:
     backends = [(each.backend, each.partitions, each.available, each.degraded, f"{each.commit_time_ms:.1f}") for each in look.backends]
     if backends:
         parts += [Text(), table(("backend", *figures), backends, right=figures)]
-    parts += [Text(), *(Text(f"problem: {printable(each.encode())}", style="bold") for each in look.problems or ())]
+    parts += [Text(), *(Text(f"Problem: {printable(each.encode())}", style="bold") for each in look.problems or ())]
     return Group(*(parts if look.problems else parts[:-1]))
 
 
@@ -153,11 +153,11 @@ def _rate(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:,.0f}" if rate >= 10 or rate == 0 else f"{rate:.1f}"
 
 
-# -- looking ----------------------------------------------------------------------------------------------------------
+# -- polling ----------------------------------------------------------------------------------------------------------
 
 
 class Looker:
-    """Looks again and again: one call for the names, one a queue, one for the consumers, one for the problems."""
+    """Polls the server: one call for the names, one per queue, one for the consumers, one for the problems."""
 
     def __init__(self, session: Session, queues: Sequence[str], most: int) -> None:
         self._session, self._queues, self._most = session, queues, most
@@ -165,7 +165,7 @@ class Looker:
         self._at = 0.0
 
     def look(self) -> Look:
-        """Raises what the calls raise; a queue that was deleted in between is left out."""
+        """A snapshot, without queues that were deleted meanwhile. Raises as the calls do."""
         names, more = list(self._queues), False
         if names:
             paused = {name: paused_verbs(self._session, name) for name in names}
@@ -181,7 +181,7 @@ class Looker:
         return replace(look, consumers=self._consumers()) if found else look
 
     def _consumers(self) -> list[ConsumerRow]:
-        """Those of the queues that are looked at: of more than a hundred queues, the first."""
+        """Consumers of the shown queues, from the first page of the call (a hundred queues)."""
         page = self._session.client.list_consumers(self._queues[0] if len(self._queues) == 1 else None)
         return rows_of(each for each in page.items if each.queue_name in self._before)
 
@@ -196,19 +196,19 @@ class Looker:
 
 @click.command()
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
-@click.option("--once", is_flag=True, help="Look once and end. So it does where there is no terminal, unless with --json.")
-@duration_option("--interval", default="2s", help="The time between two looks.")
+@click.option("--once", is_flag=True, help="Print once and exit. Implied without a terminal, except with --json.")
+@duration_option("--interval", default="2s", help="Refresh interval.")
 @click.option(
-    "-n", "--most", type=click.IntRange(1, MAX_QUEUES), help=f"At most so many queues. [default: what fits, {MAX_QUEUES} at most]"
+    "-n", "--most", type=click.IntRange(1, MAX_QUEUES), help=f"Maximum number of queues. [default: as many as fit, up to {MAX_QUEUES}]"
 )
 @connected
 def top(session: Session, queues: tuple[str, ...], once: bool, interval: str, most: int | None) -> None:
-    """Watch the server's queues, consumers (Spark queries among them), backends and problems, until Ctrl-C.
+    """Watch queues, consumers (including Spark queries), backends and problems until Ctrl-C.
 
-    With --json: one object a look.
+    With --json: one object per refresh.
     """
     if len(queues) > MAX_QUEUES:
-        raise click.UsageError(f"at most {MAX_QUEUES} queues; each is a call at each look")
+        raise click.UsageError(f"at most {MAX_QUEUES} queues, because each costs a call per refresh")
     fits = max(1, min(MAX_QUEUES, shutil.get_terminal_size().lines - 12))
     looker = Looker(session, queues, most or (MAX_QUEUES if session.as_json else fits))
     pause = parse_duration(interval, "interval") / 1_000
@@ -230,7 +230,7 @@ def _live(session: Session, looker: Looker, pause: float) -> None:
     from rich.live import Live
 
     look = looker.look()
-    # Leaving the block gives the terminal back as it was, also by Ctrl-C.
+    # Leaving the block restores the terminal, also on Ctrl-C.
     with Live(frame(look, session.target.url), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(pause)

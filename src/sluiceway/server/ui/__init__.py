@@ -1,1 +1,1 @@
-"""The dashboard: pages at /ui for whoever would rather look than read. It knows nothing but the public API, and asks it as the reader."""
+"""The dashboard: live pages at /ui. It uses only the public API, with the credentials of the reader."""

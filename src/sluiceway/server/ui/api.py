@@ -1,4 +1,4 @@
-"""The server's own API, asked from within the process on behalf of who looks at a page."""
+"""In-process calls of the server's own API on behalf of a page's reader."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from sluiceway.server.http import JSON, Message, Receive, Scope, Send
 
 Facts = dict[str, Any]
-"""A JSON object of the API, or what a template is told."""
+"""A JSON object of the API, or the variables of a template."""
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _SHOWN: Final = 300
 
 
 class ProblemError(Exception):
-    """The API refused. `code`, `detail` and `field` are those of its answer."""
+    """A refusal by the API. `code`, `detail` and `field` are those of its answer."""
 
     def __init__(self, status: int, code: str, detail: str, field: str = "", request_id: str = "") -> None:
         super().__init__(f"{code}: {detail}")
@@ -26,14 +26,14 @@ class ProblemError(Exception):
 
     @property
     def is_stranger(self) -> bool:
-        """The reader has to say who they are."""
+        """Whether the reader has to sign in."""
         return self.code == "unauthenticated"
 
 
 class Api:
-    """Calls go the whole way of a request: the same keys, scopes, rates, limits and audit entries as if the reader had sent them.
+    """Calls pass through the whole application: keys, scopes, rates, limits and audit entries apply as if the reader had sent them.
 
-    `scope` is that of the request for a page, whose host and addresses are theirs too; `authorization` is empty, or a header's value.
+    `scope` is the ASGI scope of the page's request; calls inherit its host and addresses. `authorization` is a header's value, or empty.
     """
 
     def __init__(self, app: Asgi, scope: Scope, host: bytes, authorization: bytes = b"") -> None:
@@ -44,10 +44,10 @@ class Api:
             self._headers.append((b"authorization", authorization))
         self._scope = {key: scope.get(key) for key in ("type", "http_version", "scheme", "server", "client")}
         self.reader = (authorization, host, scope["server"])
-        """Who has the same is told the same."""
+        """Readers with equal values get equal answers, so they share feeds and counts."""
 
     def signed_as(self, key: str) -> Api:
-        """The same for whoever has that API key."""
+        """The same API with this API key."""
         return Api(self._app, self._scope, self._headers[1][1], b"Bearer " + key.encode("utf-8", "replace"))
 
     async def call(self, name: str, /, **fields: object) -> Facts:
@@ -55,14 +55,14 @@ class Api:
         return dict(await self.send(name, {key: value for key, value in fields.items() if value is not None}))
 
     async def send(self, name: str, fields: Facts) -> Any:
-        """The same with fields that may be null. Raises ProblemError."""
+        """As `call`, with fields that may be null. Raises ProblemError."""
         body = msgspec.json.encode(fields)
-        # A task of its own, as the application keeps a list of those that answer requests.
+        # A separate task: the application tracks the tasks that answer requests.
         status, answer = await asyncio.create_task(self._exchange("POST", f"/v1/{name}", b"", body))
         return _checked(status, answer)
 
     async def events(self, types: str) -> AsyncIterator[tuple[str, Facts]]:
-        """`GET /v1/events`, until its end. Raises ProblemError if there is none."""
+        """The events of `GET /v1/events` until the stream ends. Raises ProblemError if it is refused."""
         parts: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
 
@@ -91,13 +91,13 @@ class Api:
 
     async def _exchange(self, method: str, path: str, query: bytes, body: bytes) -> tuple[int, bytes]:
         given = False
-        # Without an answer nobody knows what became of it.
+        # Without an answer the outcome is unknown.
         status, answer = 504, bytearray()
 
         async def receive() -> Message:
             nonlocal given
             if given:
-                # Its reader stays until it has the answer.
+                # The caller stays connected until the answer is complete.
                 await asyncio.Event().wait()
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
@@ -133,5 +133,5 @@ def _checked(status: int, answer: bytes) -> Any:
     found = msgspec.json.decode(answer or b"{}")
     if status == 200:
         return found
-    detail = str(found.get("detail", "the server gave no answer: it may or may not have been done"))[:_SHOWN]
+    detail = str(found.get("detail", "no answer from the server: the change may or may not have been made"))[:_SHOWN]
     raise ProblemError(status, found.get("code", "outcome_unknown"), detail, found.get("field") or "", found.get("request_id", ""))

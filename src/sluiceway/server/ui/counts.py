@@ -1,4 +1,4 @@
-"""Every queue's counts as of the last second, for all pages that one reader has open."""
+"""Live counts of every queue, updated each second and shared by all pages that one reader has open."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sluiceway.adapters.system import stopwatch
 from sluiceway.server.ui.api import Api, ProblemError
 
 COUNTED: Final = ("produced", "completed", "retried", "expired", "dead")
-"""What is shown by the second."""
+"""Counters that are shown as rates."""
 SPAN: Final = 10.0
-"""Seconds over which a rate is a mean."""
+"""Seconds over which a rate is averaged."""
 _FIRST: Final = 2.0
-"""Seconds that a page waits for the first counts."""
+"""Seconds for which a page waits for the first counts."""
 _LINGERS: Final = 5.0
-"""Seconds for which they are followed although nobody needs them."""
+"""Seconds for which the stream stays open after its last page has closed."""
 _AGAIN: Final = 1.0
-"""Seconds until they are asked for again when their stream has ended, or was refused for now."""
+"""Seconds before a stream that ended or was refused is reopened."""
 _LOOKS: Final = 16
-"""Of which the counts are kept: one a second, so those of SPAN and some more."""
+"""Samples that are kept of a queue: one per second, slightly more than SPAN."""
 
 
 class Counts:
-    """Follows `stats` of /v1/events while pages need them. `of` has each queue's counts; a queue that is not there has none yet."""
+    """Follows the `stats` events while pages need them. `of` maps a queue to its counts; a queue without counts is absent."""
 
     def __init__(self) -> None:
         self.of: dict[str, dict[str, int]] = {}
@@ -40,7 +40,7 @@ class Counts:
 
     @contextlib.asynccontextmanager
     async def following(self, api: Api) -> AsyncIterator[None]:
-        """They are kept up to date until the block ends, and a little longer, as the page that was loaded asks for what comes."""
+        """Keep the counts up to date until the block ends, plus _LINGERS: a loaded page opens its stream a moment later."""
         self._users += 1
         if self._end is not None:
             self._end.cancel()
@@ -58,14 +58,11 @@ class Counts:
 
     @property
     def is_over(self) -> bool:
-        """Nobody has needed them for a while."""
+        """Whether the counts were followed and have been dropped again."""
         return self._begun and self._task is None
 
     async def known(self) -> None:
-        """Returns when the counts of the queues that there are have come, or that takes too long.
-
-        Raises ProblemError if the reader may not have them.
-        """
+        """Wait for the first counts, for _FIRST at most. Raises ProblemError if the reader may not see them."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST):
                 await self._ready.wait()
@@ -80,7 +77,7 @@ class Counts:
         self._task = self._end = None
 
     def rates(self, queue_name: str) -> Mapping[str, float]:
-        """Items a second over the last SPAN, by COUNTED; empty before it was seen for a second."""
+        """Items per second over the last SPAN for each name in COUNTED; empty until the queue was watched for a second."""
         past = self._past.get(queue_name)
         if past is None:
             return {}
@@ -96,7 +93,7 @@ class Counts:
 
     async def _follow(self, api: Api) -> None:
         while True:
-            # What is remembered of before would be taken for what happened since.
+            # Older samples would show as a jump in the rates.
             self.of, self._past, self.problem = {}, {}, None
             try:
                 await self._read(api)

@@ -1,4 +1,4 @@
-"""Pages that go on: a stream of what has changed, for whoever looks at it."""
+"""Live pages: a server-sent stream with each change of a page's live part."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from sluiceway.server.ui.visit import Visit
 
 CONTENT_TYPE: Final = b"text/event-stream"
 EVERY: Final = 1.0
-"""Seconds between two looks at what a page shows."""
+"""Seconds between two renders of a page."""
 SELDOM: Final = 5.0
-"""The same, at most."""
+"""Maximum seconds between two renders of an expensive page."""
 HEARTBEAT: Final = 15.0
-"""Seconds: so that a proxy does not give up a silent connection, and a reader that is gone is noticed."""
+"""Seconds between comments on an idle stream: keeps proxies from closing it and detects closed connections."""
 
 Render = Callable[[Visit], Awaitable[str]]
 
 
 class Feed:
-    """What one page shows, made once for all readers who are told the same."""
+    """The live part of one page, rendered once for all readers with the same view."""
 
     def __init__(self, visit: Visit, render: Render) -> None:
         self._visit, self._render = visit, render
         self.text = ""
         self.version = 0
         self.is_over = False
-        """The readers may not see it any more: they have to ask anew."""
+        """The feed has ended; its readers have to reconnect."""
         self.readers = 0
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -49,10 +49,10 @@ class Feed:
                         self.text = text
                         self.version += 1
                         self._wake()
-                    # A page that is dear is made less often, so that a core is never busy with those who look.
+                    # An expensive page renders less often, which bounds the CPU that open pages take.
                     await asyncio.sleep(min(SELDOM, max(EVERY, 20 * (stopwatch() - began))))
         except ProblemError:
-            # The readers are told when they ask anew.
+            # The readers get the problem when they reconnect.
             pass
         finally:
             self.is_over = True
@@ -60,7 +60,7 @@ class Feed:
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set at the next change. Ask for it before looking at what there is, and none is missed."""
+        """Set at the next change. Read it before `version`, so that no change is missed."""
         return self._changed
 
     def stop(self) -> None:
@@ -72,7 +72,7 @@ class Feed:
 
 
 class Feeds:
-    """The pages that are looked at now."""
+    """The feeds of all open pages."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -86,7 +86,7 @@ class Feeds:
             feed.stop()
 
     async def stream(self, visit: Visit, was: str, request: Request, send: Send) -> None:
-        """Until the reader is gone, has to ask anew, or the server stops. `was` is the mark of what the reader has.
+        """Send changes until the reader disconnects, the feed ends or the server stops. `was` is the mark of the reader's content.
 
         Raises ProblemError.
         """
@@ -94,9 +94,11 @@ class Feeds:
             raise ProblemError(503, "unavailable", "the server is stopping")
         readers = [(key[0], feed.readers) for key, feed in self._feeds.items()]
         if sum(count for _, count in readers) >= MAX_STREAMS:
-            raise ProblemError(429, "too_many_requests", f"{MAX_STREAMS:,} pages are open, which is the most; try later")
+            raise ProblemError(429, "too_many_requests", f"the limit of {MAX_STREAMS:,} open pages is reached; try again later")
         if visit.asks_keys and sum(count for reader, count in readers if reader == visit.api.reader) >= MAX_KEY_STREAMS:
-            raise ProblemError(429, "too_many_requests", f"this API key has {MAX_KEY_STREAMS:,} pages open, which is the most; close some")
+            raise ProblemError(
+                429, "too_many_requests", f"this API key has reached its limit of {MAX_KEY_STREAMS:,} open pages; close some"
+            )
         gone = asyncio.ensure_future(request.disconnected())
         headers = [(b"content-type", CONTENT_TYPE), (b"cache-control", b"no-store"), (b"x-request-id", request.request_id)]
         try:
@@ -129,7 +131,7 @@ async def _follow(feed: Feed, was: str, send: Send, gone: asyncio.Future[None]) 
     while not (feed.is_over or gone.done()):
         changed = feed.changed
         if feed.version != seen:
-            # The page that was loaded a moment ago says it already, as a rule.
+            # The page that was just loaded usually has this content already.
             known, seen, heard = not seen and mark(feed.text) == was, feed.version, stopwatch()
             if not known:
                 await send_part(send, _event(feed.text))
@@ -144,10 +146,10 @@ async def _follow(feed: Feed, was: str, send: Send, gone: asyncio.Future[None]) 
 
 
 def mark(text: str) -> str:
-    """By what a text is known again."""
+    """A short hash that identifies a rendered text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _event(text: str) -> bytes:
-    """With its mark, which the reader names when it comes back. No line of the text may be taken for another field."""
+    """A server-sent event with the text, and its mark as the event id. Each line is prefixed, so none can pose as another field."""
     return b"id: %s\n" % mark(text).encode() + b"".join(b"data: %s\n" % line.encode() for line in text.splitlines()) + b"\n"

@@ -1,4 +1,4 @@
-"""Payloads, and other texts of whoever produced an item, as something to read: never more than that."""
+"""Payloads and other texts of producers, made safe to display."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import unicodedata
 from typing import Final, NamedTuple
 
 PREVIEW: Final = 120
-"""Characters of a payload in a list."""
+"""Characters of a payload that a list shows."""
 _HEAD: Final = PREVIEW * 8
-"""Of its base64, what is decoded for that: whole groups of four, and more than so many characters of four bytes take."""
+"""Base64 characters that are decoded for a preview: whole groups of four, enough for PREVIEW four-byte characters."""
 WHOLE: Final = 8 << 10
-"""Bytes of a payload that are shown where it is alone."""
+"""Bytes of a payload that its own page shows."""
 _PLAIN: Final = "\n\t"
 
 
 class Payload(NamedTuple):
-    """`text` is what is shown of it, `note` what has to be said about that."""
+    """A payload for display: `text`, a `note` on how it is shown, and `size` in bytes."""
 
     text: str
     note: str
@@ -25,7 +25,7 @@ class Payload(NamedTuple):
 
 
 def preview(encoded: str) -> Payload:
-    """A line of it, for a list."""
+    """The first line for a list, of a payload in base64."""
     size = len(encoded) * 3 // 4 - encoded[-2:].count("=")
     data = base64.b64decode(encoded[:_HEAD])
     text = _utf8(data, is_whole=len(encoded) <= _HEAD)
@@ -36,18 +36,18 @@ def preview(encoded: str) -> Payload:
 
 
 def whole(encoded: str) -> Payload:
-    """As much of it as one page may have."""
+    """The payload for its own page, up to WHOLE bytes, of a payload in base64."""
     data = base64.b64decode(encoded)
     text = _utf8(data)
     cut = f"the first {WHOLE:,} of {len(data):,} bytes" if len(data) > WHOLE else ""
     if text is None:
-        note = "not UTF-8, so it is shown as bytes in hexadecimal"
+        note = "not UTF-8, shown in hexadecimal"
         return Payload(_dump(data[:WHOLE]), f"{note}; {cut}" if cut else note, len(data))
     return Payload(visible(data[:WHOLE].decode("utf-8", "ignore")), cut, len(data))
 
 
 def visible(text: str) -> str:
-    """The text with an escape in place of each character that cannot be seen, or changes how others are (such as the writing direction)."""
+    """The text with invisible and direction-changing characters escaped."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -60,7 +60,7 @@ def _escape(character: str) -> str:
 
 
 def _utf8(data: bytes, *, is_whole: bool = True) -> str | None:
-    """The text; one that is not whole may end within a character."""
+    """The decoded text, or None if it is not UTF-8. With `is_whole` false the data may end within a character."""
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=is_whole)
     except UnicodeDecodeError:
@@ -68,7 +68,7 @@ def _utf8(data: bytes, *, is_whole: bool = True) -> str | None:
 
 
 def _dump(data: bytes) -> str:
-    """Sixteen bytes a line, with their place before and what is ASCII behind."""
+    """A hex dump: offset, sixteen bytes, and their ASCII characters per line."""
     lines = []
     for place in range(0, len(data), 16):
         row = data[place : place + 16]

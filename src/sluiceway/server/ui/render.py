@@ -1,4 +1,4 @@
-"""HTML by templates, in which every text is escaped unless the template itself has it."""
+"""HTML from templates. Every value is escaped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ASSETS: Final = {
 
 
 class Asset:
-    """A file that a page refers to. Its address has a hash of its text, so a browser may keep it for good."""
+    """A static file. Its path contains a hash of its content, so browsers may cache it for ever."""
 
     def __init__(self, name: str, body: bytes) -> None:
         stem, _, self.kind = name.rpartition(".")
@@ -51,7 +51,7 @@ class Asset:
 
 @cache
 def assets() -> Mapping[str, Asset]:
-    """By the names that templates know. Raises FileNotFoundError where those of others were not fetched when this was built."""
+    """The assets by template name. Raises FileNotFoundError where the build did not fetch third-party files."""
     return {name: Asset(name, _HERE.joinpath(path).read_bytes()) for name, path in _ASSETS.items()}
 
 
@@ -80,24 +80,24 @@ class Pages:
         self._templates.globals.update(asset=lambda name: assets()[name].path)
 
     def html(self, template: str, facts: Mapping[str, Any]) -> Markup:
-        """The template's text; it may be put into another one."""
+        """The rendered template, safe to embed in another one."""
         return Markup(self._templates.get_template(template).render(facts))
 
 
 def number(value: float | None) -> str:
-    """1,234; a dash for what is not known."""
+    """`1,234`; a dash for an unknown value."""
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 def rate(value: float | None) -> str:
-    """Items a second, with as many digits as one can read."""
+    """Items per second, rounded for display."""
     if value is None:
         return "–"
     return f"{value:,.0f}/s" if value >= 10 or value == 0 else f"{value:,.1f}/s"
 
 
 def size(value: float) -> str:
-    """1,536 is `1.5 KiB`."""
+    """A size in bytes with its unit: 1,536 is `1.5 KiB`."""
     if value < 1024:
         return f"{value:,.0f} B"
     units = iter(("KiB", "MiB", "GiB", "TiB"))
@@ -109,7 +109,7 @@ def size(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """About so long, in two units at most."""
+    """A duration in at most two units, such as `1 h 20 min`."""
     if seconds is None:
         return "–"
     if seconds < 1:
@@ -121,7 +121,7 @@ def duration(seconds: float | None) -> str:
 
 
 def time(text: str | None) -> Markup | str:
-    """A moment as the API has it, in UTC; a script says it in the reader's own time."""
+    """A timestamp of the API, in UTC; a script converts it to the reader's time zone."""
     if not text:
         return "–"
     try:
@@ -132,12 +132,12 @@ def time(text: str | None) -> Markup | str:
 
 
 def moment(seconds: int) -> Markup | str:
-    """As `time`, of seconds since the epoch."""
+    """As `time`, from seconds since the epoch."""
     return time(datetime.fromtimestamp(seconds, UTC).isoformat())
 
 
 def setting(value: object) -> str:
-    """A value of the API as a text that says its kind, too: nothing at all is `none`, an empty text is `""`."""
+    """A value of the API as text: null is `none`, an empty string is `""`."""
     if value is None:
         return "none"
     if isinstance(value, str):
@@ -146,11 +146,11 @@ def setting(value: object) -> str:
 
 
 def island(value: object) -> Markup:
-    """JSON to stand in a `<script type="application/json">`, from which nothing in it can break out."""
+    """JSON for a `<script type="application/json">`, escaped so that it cannot close the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def pattern(text: str) -> str:
-    """The text as one that a form's `pattern` takes alone."""
+    """The text escaped for the `pattern` attribute of an input."""
     return "".join(f"\\{each}" if not each.isalnum() and each not in "_-" else each for each in text)

@@ -1,4 +1,4 @@
-"""The tables: the navigation, the pages, and what a reader can have done."""
+"""Route tables: navigation, pages and commands."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ VIEWS: Final[tuple[View, ...]] = (
     *tasks.VIEWS,
     *settings.VIEWS,
 )
-"""A path finds the first that matches."""
+"""The first matching pattern wins."""
 
 COMMANDS: Final[tuple[Command, ...]] = (*queues.COMMANDS, *queue_items.COMMANDS, *map.COMMANDS, *dead.COMMANDS, *settings.COMMANDS)

@@ -1,4 +1,4 @@
-"""The dashboard as a part of the application: what is asked for at /ui, and answered with HTML."""
+"""The HTTP handler of /ui."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LIVE: Final = "/ui/live"
 HTML: Final = b"text/html; charset=utf-8"
 TEXT: Final = b"text/plain; charset=utf-8"
 _WAS: Final = "was"
-"""In the query of a stream: the mark of what its reader has already."""
+"""Query parameter of a stream: the mark of the content that the reader has."""
 _MOST: Final = 64 << 10
-"""Bytes of a form."""
+"""Maximum bytes of a form."""
 
 HEADERS: Final = (
     (
@@ -38,15 +38,15 @@ HEADERS: Final = (
         b"base-uri 'none'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
-    # Not less: a form that is sent without any says that it comes from nowhere.
+    # Not stricter: forms need an origin to pass the same-origin check.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 )
-"""Sent with each page: a text that got into one by mistake could load and run nothing, nor could the page be shown within another."""
+"""Sent with each page: injected text can load and run nothing, and other sites cannot frame the page."""
 
 
 class Site:
-    """Serves /ui over the application's own API. Knows nothing else of the server."""
+    """Serves /ui on top of the application's own API; it has no other access to the server."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app
@@ -63,13 +63,16 @@ class Site:
             counts.stop()
 
     async def serve(self, path: str, method: str, request: Request, send: Send) -> None:
-        """Answer what is asked for at a path that begins with /ui. Raises SluicewayError for what is not there."""
+        """Answer a request whose path begins with /ui. Raises SluicewayError for unknown paths and methods."""
         if path.startswith(f"{ROOT}/assets/"):
             await self._asset(path, request, send)
             return
         if method == "POST":
             if not is_own(request, request.scope):
-                raise SluicewayError("forbidden", "this was not sent by a page of this server; go to /ui and try again")
+                raise SluicewayError(
+                    "forbidden",
+                    "cross-site request refused: open /ui and send the form from there; for API calls, use the server's URL without /ui",
+                )
             await self._post(path, request, send)
         elif method in ("GET", "HEAD"):
             await self._get(path, request, send)
@@ -103,7 +106,7 @@ class Site:
             await self._refuse(send, request, visit, error)
 
     async def _line(self, name: str, request: Request, send: Send) -> None:
-        """What does in a terminal what a form has, as it is filled in."""
+        """Send the command line that is equivalent to a form's current values."""
         if name not in self._commands:
             raise SluicewayError("not_found", f"there is no command {name[:80]!r}")
         await self._show(send, request, 200, self._commands[name].line(self._query(request)), content_type=TEXT)
@@ -148,7 +151,7 @@ class Site:
         )
 
     async def _live(self, visit: Visit) -> str:
-        """What goes on of the page, or what is wrong with it. Raises ProblemError if the reader has to say who they are."""
+        """The live part of a page, or the problem in its place. Raises ProblemError if the reader has to sign in."""
         view = self._view(visit)
         try:
             text = self._pages.html(view.template, {**self._common(visit), **await view.gather(visit)})
@@ -164,7 +167,7 @@ class Site:
         return text
 
     def _problem(self, visit: Visit, error: ProblemError) -> str:
-        """In place of what goes on. While it is the same problem its text is, so that nobody is told again each second."""
+        """The problem in place of a live part. The same problem keeps its text, so screen readers announce it once."""
         code, text = visit.kept.get("failed", ("", ""))
         if code != error.code:
             text = self._pages.html("problem.html", {**self._common(visit), "problem": error})
@@ -173,8 +176,8 @@ class Site:
 
     async def _stream(self, visit: Visit, request: Request, send: Send) -> None:
         if not self._view(visit).refreshes:
-            raise ProblemError(404, "not_found", "this page does not change by itself")
-        # Who comes back has what was sent last, and not what the page was loaded with.
+            raise ProblemError(404, "not_found", "this page has no live updates")
+        # A reconnecting reader has the last event, not the content that the page was loaded with.
         was = request.last_event_id.decode("latin-1") or visit.query.get(_WAS, "")
         visit.query = {name: value for name, value in visit.query.items() if name != _WAS}
         await self._feeds.stream(visit, was, request, send)
@@ -183,13 +186,13 @@ class Site:
         return {"visit": visit, "rooms": ROOMS, "commands": self._commands, "version": __version__}
 
     def _framed(self, visit: Visit, title: str, content: str) -> str:
-        """A part of a page by itself, or where there is no page around it, as one."""
+        """The content alone for a partial request, otherwise within the page frame."""
         if visit.partial:
             return content
         facts = {"title": title, "room": "", "still": "", "live": content, "scripts": (), "live_url": ""}
         return self._pages.html("base.html", {**self._common(visit), **facts})
 
-    # ---- what is done -------------------------------------------------------------------------------------------------
+    # ---- commands -----------------------------------------------------------------------------------------------------
 
     async def _post(self, path: str, request: Request, send: Send) -> None:
         await request.read_body(_MOST)
@@ -212,7 +215,9 @@ class Site:
                 send,
                 request,
                 200,
-                self._framed(visit, command.title, await _made(visit, self._do(command, visit), "; it may or may not have been done")),
+                self._framed(
+                    visit, command.title, await _made(visit, self._do(command, visit), "; the change may or may not have been made")
+                ),
             )
         except ProblemError as error:
             await self._refuse(send, request, visit, error)
@@ -227,7 +232,7 @@ class Site:
         return self._pages.html("ask.html", {**self._common(visit), **facts})
 
     async def _do(self, command: Command, visit: Visit) -> str:
-        """Raises ProblemError only if the reader has to say who they are."""
+        """Run a command: the result, or the form with its problem. Raises ProblemError only if the reader has to sign in."""
         try:
             answer = await self._called(command, visit)
         except ProblemError as error:
@@ -238,7 +243,7 @@ class Site:
         return self._pages.html("done.html", {**self._common(visit), **facts})
 
     async def _answer(self, send: Send, request: Request, command: Command, visit: Visit) -> None:
-        """The same for a script of a page, which repeats it: what the API says, as it says it."""
+        """Run a command for a script that repeats it, and pass on the API's answer as JSON."""
         try:
             status, told = 200, await self._called(command, visit)
         except ProblemError as error:
@@ -253,9 +258,7 @@ class Site:
         except SluicewayError as error:
             raise problem_of(error) from None
         if command.destroys and visit.query.get("confirm", "").strip() != visit.query.get(command.on):
-            raise ProblemError(
-                400, "invalid_request", f"nothing was done: repeat {visit.query.get(command.on, '')!r} to confirm", "confirm"
-            )
+            raise ProblemError(400, "invalid_request", f"nothing changed: type {visit.query.get(command.on, '')!r} to confirm", "confirm")
         return await visit.api.send(command.call, values)
 
     # ---- signing in ---------------------------------------------------------------------------------------------------
@@ -305,23 +308,23 @@ class Site:
             return
         content = self._pages.html("problem.html", {**self._common(visit), "problem": error})
         if _is_live(request.scope["path"]):
-            # What the page shows stays; a script says that it does not go on, and tries again.
+            # The page keeps its content; a script reports the lost connection and reconnects.
             await self._show(send, request, error.status, content, (b"hx-reswap", b"none"))
             return
-        await self._show(send, request, error.status, self._framed(visit, "Not shown", content))
+        await self._show(send, request, error.status, self._framed(visit, "Problem", content))
 
 
 def known(path: str) -> str:
-    """LIVE, ROOT, or nothing for what is not of the dashboard: by these requests are counted."""
+    """The label under which a request is counted: LIVE, ROOT, or empty for paths outside the dashboard."""
     if _is_live(path):
         return LIVE
     return ROOT if path == ROOT or path.startswith(f"{ROOT}/") else ""
 
 
 async def _made(visit: Visit, making: Awaitable[str], outcome: str = "") -> str:
-    """What comes of it. Raises ProblemError, also for what should not have happened: whoever asked for a page is answered with one.
+    """The awaited text. Raises ProblemError, also in place of unexpected errors, so that the reader gets a page.
 
-    `outcome`: what is known then of what was to be done.
+    `outcome` is appended to the text of an unexpected error.
     """
     try:
         return await making
@@ -333,7 +336,7 @@ async def _made(visit: Visit, making: Awaitable[str], outcome: str = "") -> str:
 
 
 def _unexpected(outcome: str = "") -> ProblemError:
-    return ProblemError(500, "internal", f"an unexpected error; the server's log has it{outcome}")
+    return ProblemError(500, "internal", f"unexpected error, see the server's log{outcome}")
 
 
 def _is_live(path: str) -> bool:
@@ -349,7 +352,7 @@ def _is_script(request: Request) -> bool:
 
 
 def _own_path(text: str) -> str:
-    """A path of the dashboard, whatever it is that was asked for."""
+    """The text if it is a path of the dashboard, otherwise ROOT. Prevents open redirects."""
     found = urlsplit(text)
     own = not found.scheme and not found.netloc and (found.path == ROOT or found.path.startswith(f"{ROOT}/"))
     if not own or not text.isascii() or not text.isprintable() or "\\" in text:

@@ -1,4 +1,4 @@
-"""What the dashboard has: one table of pages, and one of what a reader can have done."""
+"""The types of the dashboard: pages, commands and their form fields."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Gather = Callable[[Visit], Awaitable[Facts]]
 
 @dataclass(frozen=True)
 class View:
-    """A page. `pattern` is its path, with {NAME} for a segment that `visit.parts` has then; they may be in the `title`, too.
+    """A page. `pattern` is its path; a segment {NAME} is passed in `visit.parts` and may also occur in `title`.
 
-    `gather` asks the API for what is shown, and raises ProblemError. `template` is what goes on by itself, `still` what does not and
-    is above it: tabs, filters, whatever has the reader's input in it. `room` is its place in the navigation. `scripts` are assets.
-    `refreshes` False: it is shown as it was when it was asked for.
+    `gather` calls the API for the template's variables and raises ProblemError. `template` is the live part, `still` the part above it
+    that keeps the reader's input: tabs and filters. `room` is its entry in the navigation, `scripts` are assets. A page with `refreshes`
+    False has no live updates.
     """
 
     pattern: str
@@ -41,18 +41,18 @@ class View:
         return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[A-Za-z0-9_.\\-]{1,128})", self.pattern))
 
     def match(self, path: str) -> Mapping[str, str] | None:
-        """The segments that the path has for the pattern's names; None if it is another page's."""
+        """The segments of the path by the pattern's names; None if the path does not match."""
         found = self._expression.fullmatch(path)
         return None if found is None else found.groupdict()
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Something to fill in for a command. `flag` is the command line's; empty: it is said by its place. `choices` of a select have a label
-    each. `value` is there to begin with. `known`: the reader came from where it is known, and only sees it.
+    """A form field of a command. `flag` is its command-line option; empty for an argument. `choices` of a select are pairs of value and
+    label. `value` is the initial value. A `known` field is read-only: the page that opened the form has filled it in.
 
-    `means` makes of what was filled in what the call has, and `words` what the command line has; without them it is the text itself.
-    `gives`: a ticked flag says this instead, a name and a value.
+    `means` converts the text to the value of the API call, `words` to command-line words; the default is the text itself. A ticked flag
+    with `gives` sets that field to that value.
     """
 
     name: str
@@ -70,11 +70,11 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a reader can have done: a call of the API, which the command line has, too.
+    """An action of the reader: a call of the API with an equivalent on the command line.
 
-    `says` is what it does, to read before; `button` what is on the button. `on` is the field with the queue for which the scope `action` is
-    needed; empty: for none. `destroys`: the reader has to repeat what the field `on` has. `cli` is the command's words. `then`: where one
-    wants to be afterwards, a path with {FIELD} for what was filled in; empty: on the same page.
+    `says` explains the effect, `button` labels the button. `on` is the field with the queue that the scope `action` has to cover; empty:
+    no queue. With `destroys` the reader confirms by typing the value of `on`. `cli` are the words of the command line. `then` is the path
+    to continue at, with {FIELD} for values; empty: the same page.
     """
 
     name: str
@@ -89,14 +89,14 @@ class Command:
     destroys: bool = False
     then: str = ""
     note: str = ""
-    """What is to be known once it is done."""
+    """A notice that is shown with the result."""
     done: str = "done"
-    """What is said of it then."""
+    """The outcome in the title of the result."""
     tells: bool = False
-    """The answer has what one wants to know; that of most others is the whole of what was changed."""
+    """Whether the result shows the fields of the answer."""
 
     def values(self, given: Mapping[str, str]) -> Facts:
-        """The fields of the call, of what was filled in: nothing for what was left empty. Raises `invalid_request`."""
+        """The fields of the call from a filled-in form, without blank ones. Raises `invalid_request`."""
         found: Facts = {}
         for field in self.fields:
             text = given.get(field.name, "").strip()
@@ -104,16 +104,16 @@ class Command:
                 if text:
                     name, value = field.gives or (field.name, True)
                     if name in found:
-                        raise invalid(field.name, f"{field.label}: this and {name.replace('_', ' ')} exclude each other")
+                        raise invalid(field.name, f"{field.label}: cannot be combined with {name.replace('_', ' ')}")
                     found[name] = value
             elif text:
                 found[field.name] = _value(field, text)
             elif field.required:
-                raise invalid(field.name, f"{field.label}: fill it in")
+                raise invalid(field.name, f"{field.label} is required")
         return found
 
     def line(self, given: Mapping[str, str]) -> str:
-        """What does the same in a terminal."""
+        """The equivalent command line."""
         words, flags = ["sluiceway", *self.cli.split()], []
         for field in self.fields:
             text = given.get(field.name, "").strip()
@@ -133,23 +133,23 @@ class Command:
         return shlex.join([*words, *flags])
 
     def goes_to(self, given: Mapping[str, str]) -> str:
-        """Where one wants to be when it is done; empty: on the same page. Raises KeyError for what was not filled in."""
+        """The path to continue at; empty: the same page. Raises KeyError for a field that was not sent."""
         return self.then.format_map({name: quote(text.strip(), safe="") for name, text in given.items()})
 
 
 _DIGITS: Final = 15
-"""Of a number that is filled in: far more than any field takes, and read in no time."""
+"""Maximum digits of a number: more than any field takes, and cheap to parse."""
 
 
 def whole(text: str, field: str) -> int:
-    """The whole number that was filled in, from 0 on. Raises `invalid_request`, which names the field."""
+    """The text as a whole number of at least 0. Raises `invalid_request` with the field."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-        raise invalid(field, f"{text[:40]!r} is not a whole number from 0 on")
+        raise invalid(field, f"{text[:40]!r} is not a whole number of at least 0")
     return int(text)
 
 
 def problem_of(error: SluicewayError) -> ProblemError:
-    """What the reader has filled in and cannot be asked of the API, as if the API had refused it."""
+    """An invalid form value as a refusal by the API."""
     return ProblemError(400, error.code, error.detail, error.field or "")
 
 

@@ -1,4 +1,4 @@
-"""Who looks at a page, and at which."""
+"""A request for a page, its reader and their credentials."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PORT: Final = re.compile(rb":([0-9]{1,5})$")
 
 @dataclass(slots=True)
 class Visit:
-    """A request for a page. `path` begins with /ui; `query` has the last value of each name; `parts` is what the page's pattern found.
+    """A request for a page. `path` begins with /ui, `query` has the last value of each name, `parts` the segments of the page's pattern.
 
-    `partial`: it is asked for a part of the page that is there already. `me` is who the API takes the reader for.
+    `partial`: the request is for a part of a loaded page. `me` is the reader as the API sees them.
     """
 
     api: Api
@@ -34,35 +34,35 @@ class Visit:
     partial: bool = False
     me: Caller = field(default_factory=lambda: Caller("", ()))
     live: bool = False
-    """What is asked for is the part that goes on, and not the whole page."""
+    """Whether the request is for the live part rather than the whole page."""
     asks_keys: bool = False
-    """The server asks for API keys, so that the reader can sign out."""
+    """Whether the server asks for API keys, so that the reader can sign out."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """What a page that goes on remembers from one look to the next."""
+    """State that a live page keeps between renders."""
 
     def may(self, action: Action, queue_name: str = "") -> bool:
         return self.me.may(action, queue_name)
 
     def may_somewhere(self, action: Action) -> bool:
-        """On some queue, perhaps one that there is not yet."""
+        """Whether the reader may do this on any queue, existing or not."""
         return self.me.scopes is None or any(scope.action == action for scope in self.me.scopes)
 
     async def meet(self) -> None:
-        """Ask the API who the reader is. Raises ProblemError."""
+        """Read the reader's name and scopes from the API. Raises ProblemError."""
         own = await self.api.call("keys.self")
         self.me = Caller(own["name"], tuple(parse_scope(text, "scopes") for text in own["scopes"]))
-        # Not whether the reader has sent a key: where none is asked for, any text would do.
+        # The presence of a key says nothing: a server without authentication accepts any text.
         self.asks_keys = own["key_id"] is not None or own["name"] != ANYBODY.name
 
 
 def api_of(app: Asgi, scope: HttpScope, request: Request) -> Api:
-    """The API as the reader may use it: with the key that they signed in with, if they have."""
+    """The API with the key that the reader signed in with, if any."""
     key = signed(request)
     return Api(app, scope, request.host, b"Bearer " + key if key else b"")
 
 
 def signed(request: Request) -> bytes:
-    """The API key in the reader's cookie; empty if there is none that can be read."""
+    """The API key in the reader's cookie; empty if it is absent or unreadable."""
     for name, value in request.scope["headers"]:
         if name == b"cookie":
             try:
@@ -75,9 +75,9 @@ def signed(request: Request) -> bytes:
 
 
 def cookie_for(key: str, request: Request) -> bytes:
-    """A header's value: until the browser is closed, for no script to read, and sent with nothing that another site has begun but links.
+    """The value of a `Set-Cookie` header: a session cookie that scripts cannot read, and that other sites' links but not forms send.
 
-    An empty key takes the cookie away.
+    An empty key deletes the cookie.
     """
     value = base64.urlsafe_b64encode(key.encode()).decode()
     secure = "; Secure" if request.scope.get("scheme") == "https" else ""
@@ -86,16 +86,16 @@ def cookie_for(key: str, request: Request) -> bytes:
 
 
 def _cookie(request: Request) -> str:
-    """Its name. Browsers send a cookie to all ports of a host, and each server there has keys of its own."""
+    """The cookie's name. It includes the port, because browsers send a cookie to all ports of a host."""
     port = _PORT.search(request.host)
     return f"sluiceway-{port[1].decode()}" if port else "sluiceway"
 
 
 def is_own(request: Request, scope: HttpScope) -> bool:
-    """Whether a page of this server has sent that request, and not one of another site in the reader's browser.
+    """Whether the request comes from a page of this server (CSRF protection).
 
-    Browsers say so in Sec-Fetch-Site where the connection is to be trusted, and elsewhere by Origin; neither can be set by a page. Who
-    sends none of them is no browser that could be misled, but it is refused, too: there is the API for that.
+    Browsers send Sec-Fetch-Site on trusted connections and Origin otherwise; pages cannot set either. A request with neither is refused
+    as well: programs use the API.
     """
     found = {name: value for name, value in scope["headers"] if name in (b"sec-fetch-site", b"origin")}
     if b"sec-fetch-site" in found:
@@ -105,5 +105,5 @@ def is_own(request: Request, scope: HttpScope) -> bool:
 
 
 def facts_of(query: Mapping[str, str], names: Iterable[str]) -> Facts:
-    """Those of these that are given, and not empty."""
+    """The named values that are present and not empty."""
     return {name: query[name] for name in names if query.get(name)}

@@ -1,4 +1,4 @@
-// The charts of a queue: what it had minute by minute, and what it has now.
+// The charts of a queue: its history per minute, and its current values.
 "use strict";
 (() => {
   const EVERY = 60;
@@ -6,9 +6,9 @@
   let begun = island("history");
   if (!begun) return;
 
-  // Lines are told apart by their dashes, too.
+  // Lines differ in their dashes as well as in colour.
   const LINES = {
-    "chart-flow": {axis: "items a minute", lines: [
+    "chart-flow": {axis: "items per minute", lines: [
       ["produced", "produced", "--water", []], ["completed", "completed", "--good", [10, 4]], ["failed", "retried, expired or dead", "--bad", [2, 3]]]},
     "chart-depth": {axis: "items", lines: [
       ["ready", "ready", "--water", []], ["leased", "leased", "--warn", [10, 4]], ["scheduled", "scheduled", "--soft", [2, 3]]]},
@@ -17,7 +17,7 @@
   let now = null;
   let charts = [];
 
-  // A colour that depends on the scheme, as what a canvas takes.
+  // Resolves a CSS variable of the colour scheme for the canvas.
   const probe = document.createElement("span");
   probe.hidden = true;
   document.body.append(probe);
@@ -41,7 +41,7 @@
     for (const minute of minutes.keys()) if (minute <= last - EVERY * begun.minutes) minutes.delete(minute);
   }
 
-  // A page that slept for longer than the tail is has missed minutes: they are those of the page as it would be loaded now.
+  // A page that was suspended for longer than the tail reloads the missing minutes.
   async function catchUp() {
     const answer = await fetch(location.href);
     if (!answer.ok) return;
@@ -65,7 +65,7 @@
     return [times, ...rows];
   }
 
-  // What has no neighbour is no line, so it is a point; and so is what is now.
+  // Isolated values and the current value are drawn as points.
   const alone = (chart, line) => {
     const row = chart.data[line], found = [];
     for (let place = 0; place < row.length; place++)
@@ -78,7 +78,7 @@
     return {
       width: place.clientWidth - 16, height: 240,
       cursor: {drag: {x: false, y: false}, sync: {key: "queue"}},
-      // Whom the pointer does not ask for another moment is told of now.
+      // Without a pointer the legend shows the current values.
       hooks: {setCursor: [chart => { if (chart.cursor.idx === null) latest(chart); }]},
       legend: {markers: {dash: (_, line) => ["", "solid", "dashed", "dotted"][line]}},
       scales: {y: {range: (_, low, high) => [0, Math.max(high || 0, 4) * 1.08]}},

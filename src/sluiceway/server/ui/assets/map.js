@@ -1,10 +1,10 @@
-// The partition map: what the page's island says, drawn as vessels in the columns of their backends. Knows nothing but the island.
+// The partition map: draws the page's data island as vessels in the columns of their backends.
 "use strict";
 (() => {
   const NS = "http://www.w3.org/2000/svg";
   const LOOKS = {available: ["●", "good"], preparing: ["◌", "busy"], draining: ["▼", "busy"], paused: ["❚❚", "warn"], unavailable: ["✖", "bad"],
     error: ["✖", "bad"], planned: ["+", "busy"], going: ["▼", "warn"]};
-  // Widths and heights of tiles: with all that is to be said, with a number, and as small as can be hit.
+  // Tile sizes: all facts, the number alone, and the smallest clickable size.
   const SIZES = [{name: "large", up: 40, w: 140, h: 96, gap: 16, column: 188}, {name: "medium", up: 240, w: 60, h: 50, gap: 10, column: 164},
     {name: "small", up: Infinity, w: 24, h: 24, gap: 3, column: 132}];
   const HEAD = 64, PAD = 12, APART = 14;
@@ -34,7 +34,7 @@
     return made;
   }
 
-  // ---- what the island says ----
+  // ---- data ----
 
   function read(data) {
     const drains = new Set(data.moving ? data.moving.drains : []);
@@ -51,7 +51,7 @@
     return {...data, parts, backends, by: new Map(parts.map(part => [part.partition, part]))};
   }
 
-  // What has left and come by the second, from the counts that this page has seen for as long as it takes to say.
+  // Records the counts that this page has seen, for rates over SPAN.
   function note(state) {
     if (!document.getElementById("lost").hidden) return;
     const now = performance.now();
@@ -72,7 +72,7 @@
     const [first, last] = [seen[0], seen[seen.length - 1]];
     return last.at - first.at < SPAN * .95 ? null : Math.max(0, sign * (last[count] - first[count]) * 1000 / (last.at - first.at));
   }
-  // Whether anything has left it lately, which is known sooner than how much.
+  // Whether items have left it recently; known sooner than the rate.
   function flows(partition) {
     const seen = past.get(partition);
     return Boolean(seen) && seen[0].left > seen[seen.length - 1].left;
@@ -88,19 +88,19 @@
     return parts.length ? parts.slice(0, 2).map(([count, unit]) => `${count} ${unit}`).join(" ") : "0 s";
   }
   const leftFor = (left, by) => left === 0 ? "0 s" : span(by ? left / by : null);
-  const brief = owner => owner ? owner.replace(/^instance-/, "") : "nobody";
+  const brief = owner => owner.replace(/^instance-/, "");
   const items = count => `${number.format(count)} ${count === 1 ? "item" : "items"}`;
 
-  // What is on the tile, in that order, and then what there is no room for.
+  // The spoken label: the tile's texts in order, then the facts that do not fit on it.
   function label(state, part) {
     const start = `Partition ${part.partition}, ${part.going ? "would drain" : part.state}`;
     if (part.state === "planned") return `${start}, ${lined(state, part)[0]}, on ${part.backend}`;
-    const counts = part.left === null ? "counts not known"
+    const counts = part.left === null ? "counts unknown"
       : `${number.format(part.ready)} ready, ${number.format(part.leased)} leased, ${number.format(part.scheduled)} scheduled`;
-    return `${start}, ${lined(state, part).filter(Boolean).join(", ")}; ${counts}, on ${part.backend}, owner ${part.owner || "nobody"}`;
+    return `${start}, ${lined(state, part).filter(Boolean).join(", ")}; ${counts}, on ${part.backend}, owner ${part.owner || "none"}`;
   }
 
-  // ---- where everything is ----
+  // ---- layout ----
 
   function layout(state, width) {
     const size = SIZES.find(each => state.parts.length <= each.up);
@@ -131,7 +131,7 @@
   function begin(box) {
     const canvas = html("div", box, "", "map-canvas");
     const detail = html("aside", box, "", "map-detail");
-    detail.setAttribute("aria-label", "The chosen partition");
+    detail.setAttribute("aria-label", "Selected partition");
     const spoken = html("p", box, "", "map-spoken");
     spoken.setAttribute("role", "status");
     const svg = make("svg", {role: "listbox", "aria-label": "Partitions by backend", "aria-orientation": "horizontal", class: "map-svg"}, canvas);
@@ -182,7 +182,7 @@
     const group = columnOf(backend.backend);
     const count = own.filter(part => part.state !== "planned").length;
     const affinity = backend.partition_affinity;
-    const about = backend.problem ? `✖ ${backend.problem}` : [affinity === null ? backend.kind : affinity === 0 ? "affinity 0: takes no new ones" : `affinity ${affinity}`, `${number.format(count)} here`].filter(Boolean).join(" · ");
+    const about = backend.problem ? `✖ ${backend.problem}` : [affinity === null ? backend.kind : affinity === 0 ? "affinity 0: no new partitions" : `affinity ${affinity}`, `${number.format(count)} here`].filter(Boolean).join(" · ");
     set(group.g, {"aria-label": `Backend ${backend.backend}, ${about}`});
     set(group.card, {x, y, width: w, height: h, class: backend.problem ? "card bad" : affinity === 0 ? "card closed" : "card"});
     fit(group.name, backend.backend, x + PAD, y + 24, w - 2 * PAD, 8.2);
@@ -191,7 +191,7 @@
     return group;
   }
 
-  // Text that has so much room; the whole of it is its title.
+  // Truncates the text to its room; the title has all of it.
   function fit(text, full, x, y, room, each) {
     set(text, {x, y});
     const most = Math.max(3, Math.floor(room / each));
@@ -234,7 +234,7 @@
     for (const layer of ["leased", "ready", "scheduled"]) {
       level += part[layer] || 0;
       set(tile[layer], {d: path});
-      // A little water is seen as a little, and not as none.
+      // A few items stay visible.
       const high = part[layer] ? Math.max(h * level / full, 4) : -5;
       tile[layer].style.transform = `translateY(${h - high}px)`;
     }
@@ -247,9 +247,9 @@
     const large = size.name === "large";
     set(tile.no, {x: large ? 9 : w / 2, y: large ? 21 : 20, "text-anchor": large ? "start" : "middle"});
     set(tile.icon, large ? {x: w - 9, y: 20, "text-anchor": "end"} : {x: w / 2, y: size.name === "small" ? 16 : 40, "text-anchor": "middle"});
-    // The texts are read as one, so they end with a space.
+    // Screen readers join the texts, so each ends with a space.
     say(tile.no, size.name === "small" ? "" : `${part.partition} `);
-    // Where all is as it should be a small tile has no sign.
+    // A small tile in its normal state has no icon.
     say(tile.icon, large ? `${icon} ${said} ` : size.name === "small" && look === "available" ? "" : icon);
     const lines = large ? lined(state, part) : ["", "", ""];
     ["one", "two", "three"].forEach((name, nth) => {
@@ -260,23 +260,23 @@
   }
 
   function lined(state, part) {
-    if (part.state === "planned") return [part.parents.length ? `for ${part.parents.join(", ")}` : "one more", "", ""];
+    if (part.state === "planned") return [part.parents.length ? `replaces ${part.parents.join(", ")}` : "added", "", ""];
     const count = part.left === null ? "–" : items(part.left);
     if (part.drains && part.state === "draining") {
       const by = drained(part.partition);
       if (part.left === null) return ["–", "", ""];
       const waits = part.left > 0 && part.left === part.leased;
-      return [`${number.format(part.left)} left`, waits ? "all leased: waits" : `${by === null ? "–/s" : perSecond(by)} · ${leftFor(part.left, by)}`,
-        state.moving.drain === "copy" ? `→ ${heirs(state, part).join(", ") || "the others"}` : "→ consumers"];
+      return [`${number.format(part.left)} left`, waits ? "all leased: waiting" : `${by === null ? "–/s" : perSecond(by)} · ${leftFor(part.left, by)}`,
+        state.moving.drain === "copy" ? `→ ${heirs(state, part).join(", ") || "others"}` : "→ consumers"];
     }
     const coming = filled(part.partition);
     const came = coming ? `+${perSecond(coming)} moved in` : part.leased ? `${number.format(part.leased)} leased` : "";
-    return [count, came, `on ${brief(part.owner)}`];
+    return [count, came, part.owner ? `on ${brief(part.owner)}` : "no owner"];
   }
 
   const heirs = (state, part) => state.parts.filter(other => other.parents.includes(part.partition)).map(other => other.partition);
 
-  // Who takes the place of whom; where nobody does, those into which items are seen to come.
+  // Arrows from a draining partition to its replacements, or to the partitions that receive its items.
   function pairs(state) {
     const found = [];
     const copies = state.moving && state.moving.drain === "copy";
@@ -303,7 +303,7 @@
     });
   }
 
-  // Through the gaps between the tiles, as through channels, so that none of them is crossed; several are beside one another.
+  // Routes an arrow through the gaps between tiles; parallel arrows get lanes.
   function channel(a, b, nth, gap) {
     const lane = (nth % 3 - 1) * Math.min(4, gap / 5);
     const way = b.x > a.x + a.w / 2 ? 1 : b.x < a.x - a.w / 2 ? -1 : 0;
@@ -356,27 +356,27 @@
     }
     tidy(state);
     drawArrows(state, found);
-    say(map.fullest, most ? `a full vessel is the fullest partition: ${items(most)}` : "all partitions are empty");
-    const means = state.plan ? "who would take whose place" : state.moving && state.moving.drain === "copy" ? "where the items go" : "who takes whose place";
-    say(map.meaning, map.few && !map.arrows.childElementCount ? "" : `arrows${map.few ? "" : " of the chosen partition"}: ${means}`);
+    say(map.fullest, most ? `full vessel = fullest partition: ${items(most)}` : "all partitions are empty");
+    const means = state.plan ? "planned replacements" : state.moving && state.moving.drain === "copy" ? "item moves" : "replacements";
+    say(map.meaning, map.few && !map.arrows.childElementCount ? "" : `arrows${map.few ? "" : " of the selected partition"}: ${means}`);
     drawDetail();
   }
 
-  // What is gone goes, and what was chosen is handed on.
+  // Removes vanished backends and partitions; the selection moves to a replacement.
   function tidy(state) {
     const hadFocus = map.svg.contains(document.activeElement);
     for (const [name, group] of map.groups)
       if (!state.backends.some(each => each.backend === name)) { group.g.remove(); map.groups.delete(name); }
     for (const [partition, tile] of map.tiles) if (!state.by.has(partition)) { tile.g.remove(); map.tiles.delete(partition); }
     if (map.chosen !== null && !state.by.has(map.chosen)) {
-      map.spoken.textContent = `Partition ${map.chosen} is removed.`;
+      map.spoken.textContent = `Partition ${map.chosen} was removed.`;
       const heir = state.parts.find(part => part.parents.includes(map.chosen)) || state.parts[0];
       map.chosen = null;
       if (heir) choose(heir.partition, hadFocus);
     } else if (map.chosen === null && state.parts.length) choose((state.parts.find(part => part.drains || part.going) || state.parts[0]).partition, false);
   }
 
-  // ---- choosing ----
+  // ---- selection ----
 
   function choose(partition, focus) {
     const tile = map.tiles.get(partition), before = map.tiles.get(map.chosen);
@@ -430,14 +430,14 @@
     }
     map.detail.querySelectorAll("dd").forEach((each, nth) => say(each, facts[nth][1]));
     const told = `${part.partition} ${part.state}`;
-    // Each second's figures are not read out, a change of state is.
+    // Announces changes of state, not the figures of every second.
     if (map.told !== null && map.told !== told) map.spoken.textContent = `Partition ${part.partition} is ${part.state}.`;
     map.told = told;
   }
 
   function links(line, state, part) {
     const queue = encodeURIComponent(state.queue);
-    for (const [text, url] of [["Why here?", `/ui/rounds?queue=${queue}&partition=${part.partition}`], ["Items", `/ui/queues/${queue}/items?partition=${part.partition}`],
+    for (const [text, url] of [["Placement", `/ui/rounds?queue=${queue}&partition=${part.partition}`], ["Items", `/ui/queues/${queue}/items?partition=${part.partition}`],
       ["Partitions", `/ui/queues/${queue}/partitions`]]) {
       html("a", line, text).href = url;
       line.append(" ");
@@ -447,22 +447,22 @@
   function factsOf(state, part) {
     const [icon] = LOOKS[part.state] || LOOKS.unavailable;
     const count = value => value === null || value === undefined ? "–" : number.format(value);
-    const facts = [["State", `${icon} ${part.state}${part.degraded ? ", degraded: far slower than its peers" : ""}${part.going ? ", would be drained" : ""}`], ["Backend", part.backend]];
-    if (part.parents.length) facts.push(["In the stead of", part.parents.join(", ")]);
+    const facts = [["State", `${icon} ${part.state}${part.degraded ? ", degraded: much slower than its peers" : ""}${part.going ? ", would be drained" : ""}`], ["Backend", part.backend]];
+    if (part.parents.length) facts.push(["Replaces", part.parents.join(", ")]);
     if (part.state === "planned") return facts;
-    facts.push(["Owner", part.owner || "nobody at the moment"], ["Ready", count(part.ready)], ["Leased", count(part.leased)], ["Scheduled", count(part.scheduled)]);
-    if (part.transferring) facts.push(["On the way elsewhere", count(part.transferring)]);
+    facts.push(["Owner", part.owner || "none"], ["Ready", count(part.ready)], ["Leased", count(part.leased)], ["Scheduled", count(part.scheduled)]);
+    if (part.transferring) facts.push(["In transit", count(part.transferring)]);
     if (part.drains && part.left !== null) {
       const by = drained(part.partition), to = heirs(state, part);
-      facts.push(["Left", part.left > 0 && part.left === part.leased ? `${items(part.left)}, all leased: it waits for them` : items(part.left)], ["Leaves", perSecond(by)], ["Time left", leftFor(part.left, by)]);
-      facts.push(["To", state.moving.drain === "natural" ? "consumers" : to.length ? `partitions ${to.join(", ")}` : "partitions that stay"]);
+      facts.push(["Left", part.left > 0 && part.left === part.leased ? `${items(part.left)}, all leased: waiting` : items(part.left)], ["Drain rate", perSecond(by)], ["Time left", leftFor(part.left, by)]);
+      facts.push(["Target", state.moving.drain === "natural" ? "consumers" : to.length ? `partitions ${to.join(", ")}` : "kept partitions"]);
     }
     if (part.movedIn) facts.push(["Moved in", `${count(part.movedIn)}${filled(part.partition) ? `, ${perSecond(filled(part.partition))}` : ""}`]);
-    if (typeof part.commit === "number") facts.push(["A commit takes", `${part.commit.toFixed(1)} ms`]);
+    if (typeof part.commit === "number") facts.push(["Commit time", `${part.commit.toFixed(1)} ms`]);
     return facts;
   }
 
-  // ---- how fast all of it is ----
+  // ---- total rate ----
 
   function pace(state) {
     const draining = state.parts.filter(part => part.drains && part.left !== null), rates = draining.map(part => drained(part.partition));
@@ -486,10 +486,10 @@
     pace(state);
   }
 
-  // Where nothing has changed nothing comes, and that is to be seen as well: a rate falls.
+  // An unchanged page sends nothing, yet the rates have to fall.
   setInterval(() => { if (map && map.state && map.state.moving) { note(map.state); draw(); pace(map.state); } }, 1000);
   document.addEventListener("ui:shown", shown);
-  // The queue that was chosen for the reader is one that can be linked.
+  // Puts the preselected queue into the URL, so that it can be shared.
   const chosen = document.querySelector("select#queue, input#queue");
   if (chosen && location.pathname === "/ui/map" && !new URLSearchParams(location.search).get("queue")) {
     const url = new URL(location);

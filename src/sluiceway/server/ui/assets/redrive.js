@@ -1,4 +1,4 @@
-// A redrive that is longer than a call: one call after the other, as fast as was asked for, until it is done, stopped, or the page is closed.
+// A redrive in several calls at the requested rate, until it is done, stopped, or the page is closed.
 "use strict";
 (() => {
   const form = document.getElementById("redrive");
@@ -15,7 +15,7 @@
 
   function tell(state) {
     const to = [...targets].map(([name, items]) => `${count.format(items)} to ${name}`).join(", ");
-    const late = matched > redriven ? ` ${count.format(matched - redriven)} are still on the way.` : "";
+    const late = matched > redriven ? ` ${count.format(matched - redriven)} still in transit.` : "";
     bar.value = matched;
     told.textContent = `${state} ${count.format(redriven)} items sent back${to ? ": " + to : ""}.${late}`;
   }
@@ -28,7 +28,7 @@
     return {status: answer.status, said: await answer.json()};
   }
 
-  // Which of the two buttons there is, without losing the place of who works by keyboard.
+  // Swaps the two buttons and keeps the keyboard focus.
   function show(button, other) {
     const focused = document.activeElement === other;
     button.hidden = false;
@@ -42,7 +42,7 @@
     part("shown").hidden = false;
     show(stop, go);
     let ended = "Stopped.", busy = 0;
-    tell("Under way.");
+    tell("In progress.");
     try {
       while (wanted) {
         const began = performance.now();
@@ -53,24 +53,24 @@
           await pause(BUSY);
           continue;
         }
-        if (status !== 200) throw new Error(said.detail || `the server answered with ${status}`);
+        if (status !== 200) throw new Error(said.detail || `the server answered ${status}`);
         busy = 0;
         left -= said.matched;
         matched += said.matched;
         redriven += said.redriven;
         for (const [name, items] of Object.entries(said.targets)) targets.set(name, (targets.get(name) || 0) + items);
         if (!said.matched || left <= 0) { ended = "Done."; left = 0; break; }
-        tell("Under way.");
+        tell("In progress.");
         if (rate) await pause(Math.max(0, began + said.matched / rate * 1000 - performance.now()));
       }
     } catch (error) {
-      problem.textContent = `It did not go on: ${error.message}. What was sent back stays so; look at the counts, then go on with the others.`;
+      problem.textContent = `Redrive stopped: ${error.message}. Items already sent back stay there. Check the counts, then continue.`;
       problem.hidden = false;
     }
     running = false;
     tell(ended);
     if (left) {
-      go.textContent = "Go on with the others";
+      go.textContent = "Continue with the rest";
       show(go, stop);
     } else {
       stop.hidden = true;

@@ -1,4 +1,4 @@
-// What the pages do beside what htmx does: dialogs, times in the reader's zone, what is said when the connection is lost.
+// Page behaviour beyond htmx: dialogs, times in the reader's zone, the notice of a lost connection.
 "use strict";
 (() => {
   const dialog = document.getElementById("dialog");
@@ -6,7 +6,7 @@
   const live = document.getElementById("live");
   let opener = null;
 
-  // A menu that is a list beside the page on a wide screen, and behind a button on a narrow one.
+  // The menu: a sidebar on wide screens, behind a button on narrow ones.
   const menu = document.getElementById("menu");
   const wide = matchMedia("(min-width: 60rem)");
   const spread = () => { if (menu) menu.open = wide.matches; };
@@ -23,14 +23,14 @@
     }
   }
 
-  // Filters of tables: rows whose text has what was typed.
+  // Table filters: hide the rows that do not contain the typed text.
   function filter(input) {
     const wanted = input.value.trim().toLowerCase();
     for (const row of document.querySelectorAll(input.dataset.filter))
       row.hidden = wanted !== "" && !row.textContent.toLowerCase().includes(wanted);
   }
 
-  // The command line, as the form is filled in; an answer that is overtaken is of a form that is not so any more.
+  // The equivalent command, updated as the form is filled in. Answers that arrive late are dropped.
   let lines = 0;
   function line(form) {
     const shown = form.querySelector("#cli"), mine = ++lines;
@@ -57,18 +57,18 @@
     if (link) opener = link.id || link.getAttribute("href");
     if (event.target.closest("[data-close]") && dialog.open) { event.preventDefault(); dialog.close(); }
   });
-  // A link that is a button is pressed like one.
+  // Space activates a link with the role of a button.
   document.addEventListener("keydown", event => {
     if (event.key === " " && event.target.matches("a[role=button]")) { event.preventDefault(); event.target.click(); }
   });
   dialog.addEventListener("close", () => {
     dialog.replaceChildren();
-    // The page may have been made anew meanwhile, so it is looked for.
+    // The page may have been replaced meanwhile, so the opener is looked up again.
     const back = [...document.querySelectorAll("[role=button][hx-get]")].find(each => (each.id || each.getAttribute("href")) === opener);
     if (back) back.focus();
   });
 
-  // A page goes on by a stream. htmx begins one again that it has had; the first one is begun again here.
+  // Live updates come by a stream. htmx reconnects a stream that was open; the first connection is retried here.
   let streams = false, tries = 0;
   function again() {
     lost.hidden = false;
@@ -78,18 +78,18 @@
   }
   document.addEventListener("htmx:sse:after:connection", () => { streams = true; lost.hidden = true; });
   document.addEventListener("htmx:sse:error", event => {
-    // Who has to say who they are finds out where by asking for the page.
+    // Loading the page leads to the sign-in form.
     if (event.detail.status === 401) { location.reload(); return; }
     lost.hidden = false;
   });
 
-  // What was asked for in the dialog, and has no answer: nobody knows whether it was done.
+  // A request of the dialog without an answer: its outcome is unknown.
   function unanswered(why, sent) {
     const told = document.createElement("p");
     told.id = "unanswered";
     told.className = "banner bad";
     told.setAttribute("role", "alert");
-    told.textContent = `${why} ${sent ? "It may or may not have been done: look before you repeat it." : "Nothing was done; try again."}`;
+    told.textContent = `${why} ${sent ? "The change may or may not have been made. Check before you repeat it." : "Nothing changed. Try again."}`;
     const form = dialog.querySelector("form");
     if (form) {
       form.querySelector("#unanswered")?.remove();
@@ -110,7 +110,7 @@
   document.addEventListener("htmx:before:response", event => {
     const {sourceElement, request, response} = event.detail.ctx;
     const type = response.headers.get("Content-Type") || "";
-    // An answer to who has to sign in says where.
+    // Such an answer redirects to the sign-in form.
     if (response.status === 401) return;
     if (sourceElement === live) {
       if (type.startsWith("text/event-stream")) return;
@@ -118,13 +118,13 @@
       again();
     } else if (!type.startsWith("text/html") || !response.headers.has("X-Request-Id")) {
       event.preventDefault();
-      unanswered(`The server answered with ${response.status}, which is no page.`, request.method === "POST");
+      unanswered(`Unexpected answer from the server (${response.status}).`, request.method === "POST");
     }
   });
   document.addEventListener("htmx:error", event => {
     const ctx = event.detail.ctx;
     if (!ctx) return;
-    if (ctx.sourceElement !== live) unanswered("There is no answer from the server.", ctx.request.method === "POST");
+    if (ctx.sourceElement !== live) unanswered("No answer from the server.", ctx.request.method === "POST");
     else if (!streams) again();
   });
 
@@ -132,7 +132,7 @@
   document.addEventListener("htmx:before:swap", () => { held = live.contains(document.activeElement); });
   document.addEventListener("htmx:after:swap", event => {
     if (event.detail.ctx.sourceElement === live) {
-      // What has taken the place of what had the focus is told to whoever was there.
+      // If the focused element was replaced by a problem, the focus moves there.
       if (held && document.activeElement === document.body) live.querySelector(".problem [tabindex]")?.focus();
     } else if (!dialog.open) {
       dialog.showModal();
@@ -142,7 +142,7 @@
     redraw();
   });
 
-  // What the reader has opened stays open when what is around it changes.
+  // Details that the reader has opened stay open across updates.
   htmx.registerExtension("keep", {
     htmx_before_morph_attr: (element, detail) => !(detail.attrName === "open" && element.matches("details, dialog")),
   });

@@ -1,1 +1,1 @@
-"""The pages, a module for each room of the navigation: what they ask the API, and what of it their templates are told."""
+"""The pages, one module per navigation entry: API calls and template variables."""

@@ -1,4 +1,4 @@
-"""Who changed what, newest first."""
+"""The audit trail, newest first."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _asked(given: Mapping[str, str]) -> Facts:
 
 
 def _moment(text: str, field: str) -> str:
-    """A time, or how long ago it was, as the API takes it. Raises `invalid_request`."""
+    """A time, or an age such as 2h, in the API's format. Raises `invalid_request`."""
     try:
         return format_time(max(0, now() - parse_duration(text, field)))
     except SluicewayError:
@@ -64,7 +64,7 @@ def _moment(text: str, field: str) -> str:
         at = datetime.fromisoformat(text)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
     except (ValueError, OverflowError):
-        # In UTC the first hours that can be written down may be before all time.
+        # The first hours of year 1 may be out of range in UTC.
         raise invalid(field, f"{text[:40]!r} is neither a time such as 2026-01-31T08:00:00Z nor a duration such as 2h") from None
 
 
@@ -86,6 +86,6 @@ def _line(given: Mapping[str, str]) -> str:
 
 VIEWS: Final = (
     View("/ui/audit", "Audit", "audit_entries.html", _gather, "Audit", still="audit.html"),
-    # What is past does not change.
+    # Older entries never change.
     View("/ui/audit/older", "Audit", "audit_entries.html", _gather, "Audit", still="audit.html", refreshes=False),
 )

@@ -1,4 +1,4 @@
-"""The instances, and the rounds in which they divide the partitions."""
+"""Instances, and the rounds in which they assign partitions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _most(cluster: Facts) -> int:
 
 
 async def _shares(visit: Visit) -> list[Facts] | ProblemError | None:
-    """The logical queues of the chosen queue, with what each has; None: none is chosen."""
+    """The logical queues of the selected queue with their counts; None if no queue is selected."""
     name = visit.query.get("queue")
     if not name:
         return None
@@ -55,7 +55,7 @@ async def _rounds(visit: Visit) -> Facts:
 
 
 def chosen_round(rounds: list[Facts], number: str) -> Facts | None:
-    """The round that the reader looks into, with who had come and gone since the one before it."""
+    """The selected round, with the instances that joined and left since the previous one."""
     for place, found in enumerate(rounds):
         if str(found["number"]) == number:
             before = rounds[place + 1] if place + 1 < len(rounds) else None
@@ -67,7 +67,7 @@ def chosen_round(rounds: list[Facts], number: str) -> Facts | None:
 
 
 def _grouped(moves: list[Facts]) -> list[Facts]:
-    """What went the same way, queue by queue."""
+    """Moves grouped by old owner, new owner and queue."""
     ways: dict[tuple[str, str, str], list[int]] = {}
     for each in moves:
         ways.setdefault((each["before"] or "", each["owner"], each["queue_name"] or ""), []).append(each["partition"])
@@ -75,7 +75,7 @@ def _grouped(moves: list[Facts]) -> list[Facts]:
 
 
 async def _why(visit: Visit) -> Facts | ProblemError | None:
-    """Why the partition that the reader asks for is where it is; None: they ask for none."""
+    """The placement of the requested partition; None if none is requested."""
     name, partition = visit.query.get("queue", "").strip(), visit.query.get("partition", "").strip()
     if not name or not partition:
         return None

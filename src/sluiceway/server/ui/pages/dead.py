@@ -1,4 +1,4 @@
-"""Dead letters: the queues that take what others have given up on, and the way back."""
+"""Dead letters: dead queues, and the redrive of their items."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sluiceway.server.ui.view import Command, Field, View, problem_of
 from sluiceway.server.ui.visit import Visit
 
 SLICE: Final = 1_000
-"""Items that one call moves at most: few enough that it can be seen how it gets on, and stopped."""
+"""Maximum items per call: small enough to show progress and to stop between calls."""
 _EXAMPLES: Final = 5
 _LOOKED_AT: Final = 20
-"""Items of a partition among which examples are looked for: they come with their payloads."""
+"""Items per partition that are searched for examples; each comes with its payload."""
 _PARTITIONS: Final = 3
 
 
@@ -38,7 +38,7 @@ async def _gather(visit: Visit) -> Facts:
 
 
 def _sources(queues: list[Facts]) -> dict[str, list[str]]:
-    """By dead queue, those that it takes from."""
+    """Source queues by dead queue."""
     found: dict[str, list[str]] = {}
     for each in queues:
         if each["dead_queue"] is not None:
@@ -77,7 +77,7 @@ async def _gather_redrive(visit: Visit) -> Facts:
             problem = error
     shown |= {"name": name, "source_names": sources, "found": found, "examples": examples, "problem": problem}
     if found is not None:
-        # A dry run finds no more than so many, so that it may be a part; otherwise what it has found is what is done.
+        # A dry run counts up to a limit. Below it, the redrive moves exactly the items that were counted.
         whole = found["matched"] < MAX_ITEMS_ARROW
         most = found["matched"] if whole else wanted.get("limit") or max(shown["row"]["ready"] or 0, found["matched"])
         shown |= {
@@ -91,12 +91,12 @@ async def _gather_redrive(visit: Visit) -> Facts:
 
 
 def _wanted(query: Mapping[str, str]) -> Facts:
-    """What was filled in. Raises ProblemError."""
+    """The values of the form. Raises ProblemError."""
     try:
         wanted = _FILTER.values(query)
         for name in ("limit", "rate"):
             if wanted.get(name, 1) < 1:
-                raise invalid(name, "expected a number from 1 on, or nothing")
+                raise invalid(name, "expected a number of at least 1, or blank")
     except SluicewayError as error:
         raise problem_of(error) from None
     return wanted
@@ -109,7 +109,7 @@ async def _dry_run(visit: Visit, name: str, wanted: Facts) -> Facts:
 
 
 async def _examples(visit: Visit, info: Facts, wanted: Facts) -> list[Facts]:
-    """Some of the first items that match, with why they died."""
+    """A few of the first matching items, with their reasons."""
     found: list[Facts] = []
     for part in info["partitions"][:_PARTITIONS]:
         try:
@@ -117,7 +117,7 @@ async def _examples(visit: Visit, info: Facts, wanted: Facts) -> list[Facts]:
         except ProblemError as error:
             if error.is_stranger:
                 raise
-            # It is only that there are fewer to show: a key that may not read, a partition that is not open.
+            # Fewer examples, no error: the key may not read, or the partition is not open.
             continue
         for item in page["items"]:
             headers = item["headers"] or {}
@@ -156,10 +156,10 @@ VIEWS: Final = (
 )
 
 _ABOUT: Final = (
-    Field("source", "Came from", flag="--source"),
+    Field("source", "Source queue", flag="--source"),
     Field("reason", "Reason contains", flag="--reason"),
-    Field("target", "Send to", flag="--to", hint="Empty: the queue that each came from."),
-    Field("limit", "At most", "number", "--limit", hint=f"Items in this one call. Empty: {SLICE:,}."),
+    Field("target", "Target queue", flag="--to", hint="Blank = source queue of each item."),
+    Field("limit", "Limit", "number", "--limit", hint=f"Items in this call. Blank = {SLICE:,}."),
 )
 
 COMMANDS: Final = (
@@ -167,7 +167,7 @@ COMMANDS: Final = (
         "queue.redrive",
         "Redrive",
         "Redrive",
-        "Dead items go back to where they came from, with no attempts.",
+        "Moves dead items back to their source queues and resets their attempts.",
         "queue.redrive",
         "manage",
         "redrive",
@@ -176,4 +176,4 @@ COMMANDS: Final = (
     ),
 )
 
-_FILTER: Final = Command("", "", "", "", "", "manage", "", (*_ABOUT, Field("rate", "Items a second", "number")))
+_FILTER: Final = Command("", "", "", "", "", "manage", "", (*_ABOUT, Field("rate", "Items per second", "number")))

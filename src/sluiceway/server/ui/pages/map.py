@@ -1,4 +1,4 @@
-"""The partition map: where a queue's items lie, and how they move when it is rebalanced."""
+"""The partition map: a queue's items by partition and backend, and their moves during a rebalance."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sluiceway.server.ui.view import Command, Field, View, problem_of, whole
 from sluiceway.server.ui.visit import Visit
 
 TABLED: Final = 200
-"""Partitions: with more the map has no table below it; the queue's own page has one."""
-_DRAINS: Final = (("natural", "natural: consumers empty it"), ("copy", "copy: its items are moved"))
+"""Maximum partitions of the table below the map; larger queues link to their own table."""
+_DRAINS: Final = (("natural", "natural: consumers take the backlog"), ("copy", "copy: the backlog is moved"))
 _COUNTS: Final = ("ready", "total_leased", "scheduled", "transferring", "moved", "moved_in", "commit_time_ms", "degraded")
-"""What of a partition goes to the script, after its number, backend, state, owner and parents."""
+"""Fields of a partition in the script's data, after its number, backend, state, owner and parents."""
 
 
 async def _chosen(visit: Visit) -> Facts:
-    """The map of the queue that the reader has chosen, else of the one that moves, else of the fullest."""
+    """The map of the selected queue, else of one that is being rebalanced, else of the fullest."""
     choice = await queue_names(visit)
     if not visit.query.get("queue") and choice:
         await visit.counts.known()
         moving = (await visit.api.call("rebalances.list", open=True, limit=1))["items"]
         fullest = max(choice, key=lambda name: _items(visit.counts.of.get(name, {})))
-        # Once and for all: the map must not change to another queue under the reader's eyes.
+        # Kept in the query: a live page must not switch to another queue.
         visit.query = {**visit.query, "queue": moving[0]["queue_name"] if moving else fullest}
     name = visit.query.get("queue")
     found: Facts = {"choice": choice, "chooses": True, "queue_name": name}
@@ -56,7 +56,7 @@ async def _map(visit: Visit, name: str) -> Facts:
     last = past["items"][0] if past["items"] else None
     parts = _parts(info, stats)
     plan, problem = planned
-    # What is under way is on the map itself.
+    # An open rebalance is drawn on the map itself.
     is_moving = last is not None and last["ended_at"] is None
     return {
         "queue": info,
@@ -74,7 +74,7 @@ async def _map(visit: Visit, name: str) -> Facts:
 
 
 async def _backends(visit: Visit) -> list[Facts] | None:
-    """None: the reader may not see how they are."""
+    """The backends; None if the reader may not see them."""
     try:
         return list((await visit.api.call("backends.list"))["items"])
     except ProblemError as error:
@@ -84,7 +84,7 @@ async def _backends(visit: Visit) -> list[Facts] | None:
 
 
 async def _planned(visit: Visit, name: str) -> tuple[Facts | None, ProblemError | None]:
-    """What a rebalance as in the form would do, if the reader asks; or why it cannot be said."""
+    """The requested plan, or the problem that prevents one."""
     if "partitions" not in visit.query:
         return None, None
     asked = visit.query["partitions"].strip()
@@ -99,13 +99,13 @@ async def _planned(visit: Visit, name: str) -> tuple[Facts | None, ProblemError 
 
 
 def _parts(info: Facts, stats: Facts) -> list[Facts]:
-    """The partitions by number: as they are recorded, and as they are."""
+    """The partitions by number: their records merged with their live counts."""
     counted = {part["partition"]: part for share in stats["logical_queues"] for part in share["partitions"]}
     return [{**dict.fromkeys(_COUNTS), **each, **counted.get(each["partition"], {})} for each in info["partitions"]]
 
 
 def _island(name: str, parts: list[Facts], backends: list[Facts] | None, moving: Facts | None, plan: Facts | None) -> Facts:
-    """What the script draws, with lists for names, as it is sent each second."""
+    """The script's data. Partitions are lists without field names, because they are sent every second."""
     listed = [
         [each["partition"], each["backend"], each["state"], each["owner"], each["parents"], *(each[count] for count in _COUNTS)]
         for each in parts
@@ -122,7 +122,7 @@ def _island(name: str, parts: list[Facts], backends: list[Facts] | None, moving:
 
 
 def _named(parts: list[Facts]) -> list[Facts]:
-    """The backends as far as the queue tells."""
+    """The backends by name alone, from the queue's partitions."""
     unknown = dict.fromkeys(("kind", "partition_affinity", "problem"))
     return [{"backend": name, **unknown} for name in sorted({each["backend"] for each in parts})]
 
@@ -143,30 +143,30 @@ COMMANDS: Final = (
     Command(
         "queue.rebalance",
         "Rebalance a queue",
-        "Start the rebalance",
-        "New partitions are made, those that go take no new items, and are removed once they are empty. Clients go on meanwhile.",
+        "Start rebalance",
+        "Creates new partitions and drains old ones, which are removed once they are empty. Clients keep working throughout.",
         "queue.rebalance",
         "manage",
         "rebalance start",
         (
             _QUEUE,
-            Field("requested_partitions", "Partitions", "known", "--partitions", "How many there are to be.", means=_count),
-            Field("drain", "How the backlog leaves those that go", "select", "--drain", choices=_DRAINS, value="natural"),
-            Field("rate", "Items a second at most", "number", "--rate", "With copy; empty: as fast as it goes."),
-            # The command line shows a plan of its own, and asks.
-            Field("plan_id", "Plan", "known", hint="Exactly this is done, or nothing.", words=lambda text: []),
+            Field("requested_partitions", "Partitions", "known", "--partitions", "Target number of partitions.", means=_count),
+            Field("drain", "Drain mode", "select", "--drain", choices=_DRAINS, value="natural"),
+            Field("rate", "Max items per second", "number", "--rate", "Only with copy. Blank = no limit."),
+            # The command line shows its own plan and asks for confirmation.
+            Field("plan_id", "Plan", "known", hint="Applied exactly as shown, or refused.", words=lambda text: []),
         ),
-        done="it has begun",
+        done="started",
     ),
     Command(
         "rebalances.cancel",
         "Cancel a rebalance",
-        "Cancel the rebalance",
-        "It goes back: drained partitions are open again, those that were made are drained and removed. Refused once one was removed.",
+        "Cancel rebalance",
+        "Rolls back: draining partitions reopen, new ones are drained and removed. Refused once a partition was removed.",
         "rebalances.cancel",
         "manage",
         "rebalance cancel",
         (Field("id", "Rebalance", "known", required=True),),
-        done="it goes back",
+        done="cancelling",
     ),
 )

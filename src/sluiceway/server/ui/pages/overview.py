@@ -1,4 +1,4 @@
-"""The first page: whether all is well, and where to look if not."""
+"""The overview: totals, problems, and the busiest queues."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
 _SHOWN: Final = 10
-"""Queues: those with most to do. The page of all queues has the rest."""
+"""Queues on the overview: those with the most items."""
 _SUMMED: Final = ("ready", "leased", "scheduled", "produced", "completed", "failed")
-_STOPPED: Final = {"silent": "not heard of for too long", "leaving": "it stops"}
-"""Why an instance is told of; for how long it is silent would be another text each second."""
+_STOPPED: Final = {"silent": "no sign of life", "leaving": "shutting down"}
+"""Problem texts by instance state. They do not include the duration, which would change every second."""
 
 
 async def _gather(visit: Visit) -> Facts:
@@ -38,14 +38,14 @@ async def _gather(visit: Visit) -> Facts:
 
 
 def _total(values: Iterable[float | None]) -> float | None:
-    """None: there are values, and none of them is known."""
+    """The sum of the known values; None if there are values and none is known."""
     values = list(values)
     known = [value for value in values if value is not None]
     return sum(known) if known or not values else None
 
 
 async def _items(visit: Visit, call: str, **fields: object) -> list[Facts] | None:
-    """What a call lists; None, if the reader may not see it."""
+    """The items of a list call; None if the reader may not see them."""
     try:
         return list((await visit.api.call(call, **fields))["items"])
     except ProblemError as error:
@@ -65,7 +65,7 @@ def _problems(rows: list[Facts], backends: list[Facts], instances: list[Facts]) 
     ]
     for row in rows:
         if row["not_served"]:
-            why = f"{row['not_served']} of {row['partitions']} partitions are not available"
+            why = f"{row['not_served']} of {row['partitions']} partitions unavailable"
             found.append({"what": row["name"], "url": f"/ui/queues/{row['name']}/partitions", "state": row["state"], "why": why})
     return found
 

@@ -1,4 +1,4 @@
-"""One queue: how it is now and was in the last hours, its partitions, and who consumes from it."""
+"""The pages of one queue: summary with history, partitions, consumers and audit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sluiceway.server.ui.pages.refusal import is_refused
 from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
-RANGES: Final = ((60, "the last hour"), (360, "6 hours"), (1_440, "24 hours"))
+RANGES: Final = ((60, "1 hour"), (360, "6 hours"), (1_440, "24 hours"))
 _TAIL: Final = 15
-"""Minutes that come with what goes on, and are in the table beneath the charts."""
+"""Minutes in each live update and in the table beneath the charts."""
 _HISTORY_EVERY: Final = 10.0
-"""Seconds between two looks at what changes once a minute."""
+"""Seconds between two reads of the history, which changes once a minute."""
 _SUMS: Final = (
     "produced",
     "completed",
@@ -41,7 +41,7 @@ SERIES: Final = (
     ("leased", "leased"),
     ("scheduled", "scheduled"),
 )
-"""What the charts show: names that charts.js has, too, and what they are called."""
+"""Series of the charts: names shared with charts.js, and labels."""
 
 
 async def _summary(visit: Visit) -> Facts:
@@ -79,7 +79,7 @@ def _minutes(visit: Visit) -> int:
 
 
 async def _history(visit: Visit, queue_name: str) -> Facts:
-    """The minutes that the charts begin with, and the last of them; of a page that goes on, those alone, and not each second."""
+    """The history for the charts and its last minutes. A live page reads only the last minutes, every _HISTORY_EVERY seconds."""
     told: Facts | None
     at, told = visit.kept.get("history", (0.0, None))
     if told is None or stopwatch() - at >= _HISTORY_EVERY:
@@ -158,7 +158,7 @@ def _partition(part: Facts, counts: Facts) -> Facts:
 
 
 async def _one(visit: Visit, queue_name: str, rows: list[Facts]) -> Facts | None:
-    """What there is to say of the partition that was asked for."""
+    """The details of the selected partition; None if none is selected."""
     text = visit.query.get("partition", "")
     found = next((row for row in rows if text == str(row["partition"])), None)
     if found is None:
@@ -182,7 +182,7 @@ async def _consumers(visit: Visit) -> Facts:
 
 
 async def _audit(visit: Visit) -> Facts:
-    """Nothing but who may see it, for those who may not."""
+    """The queue's audit entries; None in their place if the reader may not see them."""
     name = visit.parts["name"]
     await visit.api.call("queues.info", queue_name=name)
     try:

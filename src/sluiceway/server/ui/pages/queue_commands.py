@@ -1,4 +1,4 @@
-"""What a reader can have done to queues, their partitions and items."""
+"""Commands on queues and partitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTITION: Final = Field("partition", "Partition", "known", required=True, means
 def _backoff(text: str) -> dict[str, str]:
     first, _, most = text.partition(" ")
     if not most.strip():
-        raise invalid("retry_backoff", "expected two durations, the first wait and the longest, such as 1s 10m")
+        raise invalid("retry_backoff", "expected two durations, the first and the longest delay, such as 1s 10m")
     return {"first": first, "most": most.strip()}
 
 
@@ -34,7 +34,7 @@ def _field(setting: Setting) -> Field:
 
 
 SETTINGS: Final = tuple(_field(each) for each in QUEUE_SETTINGS.values())
-"""Each of them changes nothing while it is empty."""
+"""Form fields of the queue settings; a blank field changes nothing."""
 
 _UNSET: Final = tuple(
     Field(
@@ -50,9 +50,9 @@ _UNSET: Final = tuple(
 
 VERBS: Final = Field(
     "verbs",
-    "What",
+    "Operations",
     "select",
-    choices=(("", "producing and leasing"), ("produce", "only producing"), ("lease", "only leasing")),
+    choices=(("", "producing and leasing"), ("produce", "producing only"), ("lease", "leasing only")),
     means=lambda text: [text],
     words=lambda text: [f"--{text}"],
 )
@@ -67,8 +67,8 @@ COMMANDS: Final = (
         "manage",
         "queue create",
         (
-            Field("queue_name", "Name", required=True, hint="1 to 128 of A-Z a-z 0-9 _ . - and not beginning with . or -"),
-            Field("requested_partitions", "Partitions", "number", "--partitions", "1 to 1,000; more can be added later. Empty: 1."),
+            Field("queue_name", "Name", required=True, hint="1 to 128 characters of A-Z a-z 0-9 _ . -, not starting with . or -"),
+            Field("requested_partitions", "Partitions", "number", "--partitions", "1 to 1,000; more can be added later. Blank = 1."),
             *SETTINGS,
         ),
         then="/ui/queues/{queue_name}",
@@ -88,7 +88,7 @@ COMMANDS: Final = (
         "queue.pause",
         "Pause a queue",
         "Pause",
-        "Nothing is produced to it or leased from it until it is resumed. What is leased can still be settled.",
+        "Stops producing and leasing until the queue is resumed. Leased items can still be settled.",
         "queue.pause",
         "manage",
         "queue pause",
@@ -98,7 +98,7 @@ COMMANDS: Final = (
         "queue.resume",
         "Resume a queue",
         "Resume",
-        "Producing and leasing go on.",
+        "Producing and leasing continue.",
         "queue.resume",
         "manage",
         "queue resume",
@@ -108,11 +108,11 @@ COMMANDS: Final = (
         "queue.clear",
         "Clear a queue",
         "Clear",
-        "Drops what waits in all of its partitions, for good and without the dead queue. Leased items stay.",
+        "Permanently drops the ready items of all partitions, without the dead queue. Leased items stay.",
         "queue.clear",
         "manage",
         "queue clear",
-        (QUEUE, Field("scheduled", "Also what is scheduled", "flag", "--scheduled")),
+        (QUEUE, Field("scheduled", "Include scheduled items", "flag", "--scheduled")),
         destroys=True,
         tells=True,
     ),
@@ -120,11 +120,11 @@ COMMANDS: Final = (
         "queues.delete",
         "Delete a queue",
         "Delete",
-        "The queue is gone, and its ids with it. One that still has items is deleted only if that is said.",
+        "Permanently deletes the queue. Its item IDs become invalid. A queue with items is deleted only with the option below.",
         "queues.delete",
         "manage",
         "queue delete",
-        (QUEUE, Field("force", "Also if items are left in it", "flag", "--force")),
+        (QUEUE, Field("force", "Delete remaining items", "flag", "--force")),
         destroys=True,
         then="/ui/queues",
     ),
@@ -132,7 +132,7 @@ COMMANDS: Final = (
         "partition.pause",
         "Pause a partition",
         "Pause",
-        "It takes nothing and gives out nothing until it is resumed. What is leased can still be settled, and other partitions go on.",
+        "Stops producing to and leasing from the partition until it is resumed. Leased items can still be settled.",
         "partition.pause",
         "manage",
         "partition pause",
@@ -142,7 +142,7 @@ COMMANDS: Final = (
         "partition.resume",
         "Resume a partition",
         "Resume",
-        "It takes and gives out items again.",
+        "Producing to and leasing from the partition continue.",
         "partition.resume",
         "manage",
         "partition resume",

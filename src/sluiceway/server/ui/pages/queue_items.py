@@ -1,4 +1,4 @@
-"""The items of a queue where they lie, looked at without taking them; and those that are dead."""
+"""Items of a queue, listed without leasing them, and its dead items."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sluiceway.server.ui.visit import Visit
 
 _SHOWN: Final = 50
 _LOOKED_AT: Final = 1_000
-"""Items that are looked through for those in one state, which the API lists together with others."""
+"""Items that are filtered per page for one state, because the API lists ready and leased items together."""
 _READ: Final = 32 << 20
-"""The same in bytes of their payloads."""
+"""The same limit in payload bytes."""
 _SAMPLE: Final = 50
-"""Dead items of a partition of which the reasons are told, and so many partitions:"""
+"""Dead items per partition whose reasons are counted, in up to _SAMPLED partitions."""
 _SAMPLED: Final = 4
 
 STATES: Final = (("line", "ready or leased"), ("ready", "ready"), ("leased", "leased"), ("scheduled", "scheduled"))
-"""What may be listed, and how it is called."""
+"""Filters of the list and their labels."""
 
 
 async def _items(visit: Visit) -> Facts:
@@ -48,7 +48,7 @@ async def _items(visit: Visit) -> Facts:
 
 
 async def _page(visit: Visit, queue_name: str, partition: int, state: str) -> tuple[list[Facts], str | None, int]:
-    """A page of rows, where the next one begins, and how many items were looked at for it."""
+    """A page of rows, the pivot of the next page, and the number of items checked."""
     call = "storage/scheduled.list" if state == "scheduled" else "storage/items.list"
     rows: list[Facts] = []
     looked, read, after = 0, 0, visit.query.get("after") or None
@@ -78,7 +78,7 @@ def _row(item: Facts, state: str = "") -> Facts:
 
 
 async def _one(visit: Visit, queue_name: str, item_id: str) -> Facts:
-    """Where an item is, and what it has if it is under that id still."""
+    """An item's state, and its contents if the item still has that ID."""
     try:
         said = await visit.api.call("queue.explain", queue_name=queue_name, id=item_id)
     except ProblemError as error:
@@ -89,7 +89,7 @@ async def _one(visit: Visit, queue_name: str, item_id: str) -> Facts:
 
 
 async def _found(visit: Visit, queue_name: str, said: Facts) -> Facts | None:
-    """The item itself. A page begins after an id, whether or not there is such an item, so it is the first one after the id before."""
+    """The item itself: the first one after the preceding ID. A page may start after an ID that no item has."""
     if said["state"] not in ("ready", "leased", "scheduled"):
         return None
     incarnation, partition, offset = said["id"].split(".")
@@ -119,19 +119,19 @@ async def _dead(visit: Visit) -> Facts:
         stats = await visit.api.call("queue.stats", queue_name=dead_queue)
         return {**facts, **await _reasons(visit, dead_queue, stats)}
     except ProblemError as error:
-        # It may be gone, or not be for this reader.
+        # The dead queue may be deleted, or hidden from this reader.
         if error.code not in ("forbidden", "queue_not_found", "unavailable"):
             raise
         return {**facts, "problem": error}
 
 
 async def _reasons(visit: Visit, dead_queue: str, stats: Facts) -> Facts:
-    """Why the first items of some partitions died, the most frequent reason first."""
+    """Reasons of the oldest items of some partitions, most frequent first."""
     partitions = [part for each in stats["logical_queues"] for part in each["partitions"]]
     full = [part["partition"] for part in partitions if part.get("total")][:_SAMPLED]
     found: Counter[tuple[Any, Any]] = Counter()
     for number in full:
-        # One after the other, as the items come with their payloads.
+        # Sequential: the items come with their payloads.
         page = await visit.api.call("storage/items.list", queue_name=dead_queue, partition=number, limit=_SAMPLE)
         for item in page["items"]:
             headers = item["headers"] or {}
@@ -147,11 +147,11 @@ COMMANDS: Final = (
         "items.delete",
         "Delete items",
         "Delete",
-        "Drops these items for good and without the dead queue, if they are ready or scheduled. Leased items stay.",
+        "Permanently deletes these items if they are ready or scheduled, without the dead queue. Leased items stay.",
         "storage/items.delete",
         "manage",
         "drop",
-        (QUEUE, Field("ids", "Ids, as they are listed", "list", required=True)),
+        (QUEUE, Field("ids", "Item IDs", "list", required=True)),
         destroys=True,
         then="/ui/queues/{queue_name}/items",
         tells=True,

@@ -1,4 +1,4 @@
-"""The settings of a queue, and the commands that end it."""
+"""The settings of a queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _row(setting: Setting, value: Any) -> Facts:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{value['first']}, doubled with each attempt, up to {value['most']}"
+        return f"{value['first']}, doubling with each attempt, up to {value['most']}"
     return f"{value:,}" if isinstance(value, int) else visible(str(value))
 
 

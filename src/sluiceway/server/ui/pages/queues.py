@@ -1,4 +1,4 @@
-"""All queues, on one page."""
+"""The list of queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluiceway.server.ui.visit import Visit
 
 _PAGE: Final = 1_000
 SHOWN: Final = 200
-"""Rows of a table: as many as one can read, and a browser draws at once."""
+"""Rows per page of a table."""
 FAILED: Final = ("retried", "expired", "dead")
 
 COLUMNS: Final = (
@@ -29,11 +29,11 @@ COLUMNS: Final = (
     ("partitions", "Partitions", True),
     ("dead_queue", "Dead queue", False),
 )
-"""Key, heading, and whether it is a number."""
+"""Key, heading, and whether the column is numeric."""
 
 
 async def every_queue(visit: Visit) -> list[Facts]:
-    """The records of all queues that the reader may see, by name."""
+    """The records of all queues that the reader may see, in name order."""
     found: list[Facts] = []
     pivot: str | None = None
     while True:
@@ -45,14 +45,14 @@ async def every_queue(visit: Visit) -> list[Facts]:
 
 
 async def queue_names(visit: Visit) -> list[str]:
-    """All that the reader can choose from, in order. Of a page that goes on asked once, or until there is one."""
+    """The names of all queues that the reader may see. A live page reads them once, or until there is one."""
     if not visit.kept.get("queue_names"):
         visit.kept["queue_names"] = [each["queue_name"] for each in await every_queue(visit)]
     return list(visit.kept["queue_names"])
 
 
 def state_of(queue: Facts, counts: Mapping[str, int]) -> str:
-    """What is most to be said of a queue. Whether its partitions are served is no part of its record; its counts tell that."""
+    """The most severe state of a queue. Availability comes from the counts, the rest from the record."""
     if counts.get("not_served"):
         return "unavailable" if counts["not_served"] >= len(queue["partitions"]) else "partly unavailable"
     if queue["paused"]:
@@ -61,7 +61,7 @@ def state_of(queue: Facts, counts: Mapping[str, int]) -> str:
 
 
 def failed(rates: Facts) -> float | None:
-    """Items a second that were not completed when they were leased, or waited in vain."""
+    """Items per second that were retried, expired or dead."""
     return sum(rates.get(name, 0) for name in FAILED) if rates else None
 
 
@@ -75,7 +75,7 @@ async def _gather(visit: Visit) -> Facts:
 
 
 def row_of(visit: Visit, queue: Facts) -> Facts:
-    """The queue as a row of a table; None for what is not known."""
+    """The queue as a row of a table; unknown values are None."""
     name = queue["queue_name"]
     counts, rates = visit.counts.of.get(name, {}), visit.counts.rates(name)
     return {

@@ -1,4 +1,4 @@
-"""Rebalances: what is moved, how far it is, and what was."""
+"""Rebalances: open ones with their progress, and past ones."""
 
 from __future__ import annotations
 
@@ -12,20 +12,29 @@ from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
 STEPS: Final = {
-    "create": "the new partitions are recorded and opened",
-    "flip": "the old ones are draining, the new ones take part",
-    "shut": "the old ones refuse new items for good",
-    "keys": "idempotency keys have their new homes",
-    "drain": "nothing is left to be drained",
-    "finish": "the rebalance is closed",
+    "create": "New partitions opened",
+    "flip": "Producers switched to the new partitions",
+    "shut": "Old partitions closed to new items",
+    "keys": "Idempotency keys moved",
+    "drain": "Drained",
+    "finish": "Finished",
 }
-"""What is so once each of the steps is done, in their order."""
+"""Texts of completed steps, in order."""
+_CURRENT: Final = {
+    "create": "Opening new partitions",
+    "flip": "Switching producers to the new partitions",
+    "shut": "Closing old partitions to new items",
+    "keys": "Moving idempotency keys",
+    "drain": "Draining",
+    "finish": "Finishing",
+}
+"""Texts of the current step."""
 _LISTED: Final = 20
 _ENTRIES: Final = 200
 _UNTIL: Final = timedelta(seconds=5)
-"""Entries of a rebalance are by the clocks of several instances."""
+"""Allowance for clock differences between the instances that write the entries of a rebalance."""
 _SHOWN: Final = 24
-"""Partitions of which the progress is shown one by one, those with most left first."""
+"""Partitions whose progress is listed individually: those with the most items left."""
 
 
 async def _all(visit: Visit) -> Facts:
@@ -47,9 +56,9 @@ async def _one(visit: Visit) -> Facts:
 
 
 def stage(rebalance: Facts, parts: list[Facts]) -> Facts:
-    """How far it is: the steps that are done, as they were, the one that is to be done next and those to come, and what is left to drain.
+    """A rebalance's progress: completed, current and pending steps, and the items left to drain.
 
-    `parts` are the queue's partitions, with their items in `total` and `transferring`; one whose owner does not answer has none.
+    `parts` are the queue's partitions with their item counts in `total` and `transferring`, which are absent while the owner is silent.
     """
     is_open = rebalance["ended_at"] is None
     drains = rebalance["plan"]["drains"]
@@ -68,12 +77,12 @@ def stage(rebalance: Facts, parts: list[Facts]) -> Facts:
         "items_left": items_left if is_open else 0,
         "removed": sum(each["partition"] is not None for each in rebalance["steps"]),
         "drains": len(drains),
-        "says": STEPS,
+        "current": _CURRENT,
     }
 
 
 def _fullest(left: list[Facts]) -> list[Facts]:
-    """Those with most left, by number."""
+    """The partitions with the most items left, in number order."""
     return sorted(sorted(left, key=lambda each: -(each["left"] or 0))[:_SHOWN], key=lambda each: each["partition"])
 
 
@@ -84,15 +93,15 @@ def _left(part: Facts) -> int | None:
 
 def _says(step: Facts) -> str:
     if step["partition"] is not None:
-        return f"partition {step['partition']} was empty, and is removed"
+        return f"Partition {step['partition']} removed"
     return STEPS.get(step["step"], "")
 
 
 async def audited(visit: Visit, rebalance: Facts) -> list[Facts] | None:
-    """What the audit trail has of it, the oldest first; None: the reader may not see that."""
+    """The rebalance's audit entries, oldest first; None if the reader may not see them."""
     if not visit.may("admin"):
         return None
-    # Its entries are made in the commits that change it, so there is nothing new while it is as it was.
+    # Entries are written in the commits that change the rebalance: an unchanged one has no new entries.
     state = [rebalance[name] for name in ("id", "state", "updated_at", "step", "problem", "retries")] + [len(rebalance["steps"])]
     if visit.kept.get("audited", (None,))[0] != state:
         visit.kept["audited"] = (state, await _entries(visit, rebalance))

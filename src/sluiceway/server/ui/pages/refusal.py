@@ -1,4 +1,4 @@
-"""Pages of which a reader may see nothing without a scope that their key has not."""
+"""Pages that need a scope, and the notice for readers without it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sluiceway.server.ui.visit import Visit
 
 
 def is_refused(error: ProblemError) -> bool:
-    """Whether the reader may not have it here, be it by their key or by the listener."""
+    """Whether the reader's key or the listener does not allow the call."""
     return error.code == "forbidden" or is_elsewhere(error)
 
 
 def is_elsewhere(error: ProblemError) -> bool:
-    """A listener that has nothing for administrators does not know their calls."""
+    """Whether the call is only served at the administration address."""
     return error.code == "not_found" and error.detail.startswith("there is no endpoint")
 
 
 def refusing(gather: Gather) -> Gather:
-    """The same, but what the API refuses to this reader is `refused`, for the page to say so in its own words; otherwise that is None."""
+    """Wrap a gather function: a refusal becomes the variable `refused` instead of an error; otherwise `refused` is None."""
 
     @wraps(gather)
     async def gathered(visit: Visit) -> Facts:

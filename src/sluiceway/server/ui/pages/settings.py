@@ -1,4 +1,4 @@
-"""The server's configuration, its backends, and who may call it."""
+"""The server's configuration, backends and API keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _rows(values: Facts) -> list[Facts]:
 
 
 def _shown(value: object) -> str:
-    """As a file would have it, but without quotes."""
+    """A value as in the configuration file, without quotes."""
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)
@@ -57,7 +57,7 @@ COMMANDS: Final = (
         "config.reload",
         "Reload the configuration",
         "Reload",
-        "The server reads its configuration file again. What has changed takes effect whole, or not at all.",
+        "The server reads its configuration file again and applies all changes, or none.",
         "config.reload",
         "admin",
         "config reload",
@@ -66,37 +66,41 @@ COMMANDS: Final = (
     ),
     Command(
         "keys.create",
-        "Make an API key",
-        "Make the key",
-        "Whoever has the key may do what its scopes say, to which queues they say.",
+        "Create an API key",
+        "Create key",
+        "The scopes decide what the holder of the key may do, and on which queues.",
         "keys.create",
         "admin",
         "key create",
         (
-            Field("name", "Name", hint="Whose it is, or what for: the audit trail has it.", required=True),
+            Field("name", "Name", hint="Owner or purpose. Appears in the audit trail.", required=True),
             Field(
                 "scopes",
                 "Scopes",
                 "list",
                 "--scope",
-                hint="One a line: ACTION:PATTERN such as produce:orders-* (produce, consume, read, manage), or admin.",
+                hint="One per line: ACTION:PATTERN such as produce:orders-* (produce, consume, read, manage), or admin.",
                 required=True,
             ),
-            Field("expires_after", "Stops to work after", flag="--expires-after", hint="Such as 30d. Empty: never."),
+            Field("expires_after", "Expires after", flag="--expires-after", hint="Such as 30d. Blank = never."),
             Field(
-                "requests_per_second", "Requests a second", "number", "--requests-per-second", hint="Empty: the server's limit; 0: none."
+                "requests_per_second",
+                "Requests per second",
+                "number",
+                "--requests-per-second",
+                hint="Blank = server default, 0 = unlimited.",
             ),
-            Field("bytes_per_second", "Bytes a second", "number", "--bytes-per-second", hint="Empty: the server's limit; 0: none."),
+            Field("bytes_per_second", "Bytes per second", "number", "--bytes-per-second", hint="Blank = server default, 0 = unlimited."),
         ),
         on="",
-        note="Take the key now: nobody can be shown it again.",
+        note="Copy the key now. It is not shown again.",
         tells=True,
     ),
     Command(
         "keys.revoke",
         "Revoke an API key",
         "Revoke",
-        "Every server refuses it within a second, for good.",
+        "Every server refuses the key within a second, permanently.",
         "keys.revoke",
         "admin",
         "key revoke",

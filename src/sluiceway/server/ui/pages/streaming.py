@@ -1,4 +1,4 @@
-"""Streaming queries of Spark, as consumers of queues."""
+"""Spark streaming queries that consume queues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
 _CALLS: Final = 5
-"""Pages of queues that are looked at for one page here."""
+"""Pages of `consumers.list` that are read for one page of the dashboard."""
 
 
 async def _gather(visit: Visit) -> Facts:

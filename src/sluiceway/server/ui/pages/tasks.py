@@ -1,4 +1,4 @@
-"""Captures: change streams whose partitions are divided by tasks."""
+"""Captures: change streams whose partitions are shared among tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
 MOST: Final = 500
-"""Partitions that are shown of one capture."""
+"""Maximum partitions that are shown of a capture."""
 
 
 @refusing
@@ -33,7 +33,7 @@ async def _gather_one(visit: Visit) -> Facts:
 
 
 def tree(partitions: list[Facts]) -> list[tuple[str, Facts]]:
-    """Each partition with the lines that lead to it, below the first of its parents that is still there."""
+    """Each partition with its tree prefix, listed below its first remaining parent."""
     return list(_lines(partitions))
 
 
@@ -44,7 +44,7 @@ def _lines(partitions: list[Facts]) -> Iterator[tuple[str, Facts]]:
         first = next((parent for parent in each["parents"] if parent in known), None)
         below.setdefault(first, []).append(each)
     shown: set[str] = set()
-    # Depth first, without a call for each generation: a lineage may be long.
+    # Depth first without recursion: a lineage may be long.
     left = [("", "", each) for each in reversed(below.get(None, []))]
     while left:
         own, further, each = left.pop()
@@ -52,7 +52,7 @@ def _lines(partitions: list[Facts]) -> Iterator[tuple[str, Facts]]:
         yield own, each
         for place, child in enumerate(reversed(below.get(each["partition"], []))):
             left.append((further + ("└─ " if place == 0 else "├─ "), further + ("   " if place == 0 else "│  "), child))
-    # Those that a stream named as each other's parents hang from nothing.
+    # Partitions that name each other as parents have no root.
     yield from (("", each) for each in partitions if each["partition"] not in shown)
 
 
