@@ -46,7 +46,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 def test_a_client_whose_call_was_not_done_goes_elsewhere_and_comes_home_later(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("cluster.traffic.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("tests.campaigns.cluster.traffic.time", SimpleNamespace(monotonic=lambda: now))
     door = Door(fleet, 2)
     assert door.get() == "http://2"
     door.failed("http://2")
