@@ -2,7 +2,7 @@
 good for what follows.
 
 The inputs go through a child process, so that a crash is seen as a signal and not as the end of the tests. An input is made from the
-format, the seed and its number alone: `python -m fuzz.decoders 100000 --seed 1` does 100,000 of each format, and `--one arrow 1 77`
+format, the seed and its number alone: `python -m tests.fuzz.decoders 100000 --seed 1` does 100,000 of each format, and `--one arrow 1 77`
 repeats a single one.
 """
 
@@ -96,7 +96,7 @@ def one(kind: str, seed: int, number: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m fuzz.decoders")
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.decoders")
     parser.add_argument("count", type=int, nargs="?", default=100_000)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--one", nargs=3, metavar=("FORMAT", "SEED", "NUMBER"))
@@ -117,7 +117,7 @@ def main() -> None:
         findings = attack(kind, chosen, given.count)
         print(f"{kind}: seed {chosen}, {findings.ends.total():,} inputs in {time.monotonic() - began:.0f} s: {dict(findings.ends)}")
         for fault in findings.faults:
-            print(f"  {fault}: repeat it with python -m fuzz.decoders --one {fault.partition(':')[0]}")
+            print(f"  {fault}: repeat it with python -m tests.fuzz.decoders --one {fault.partition(':')[0]}")
         faults += len(findings.faults)
     sys.exit(1 if faults else 0)
 

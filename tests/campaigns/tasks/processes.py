@@ -111,7 +111,7 @@ class PlainTasks:
 
     def _launch(self, number: int) -> subprocess.Popen[bytes]:
         self.starts += 1
-        command = [sys.executable, "-m", f"tasks_campaign.{self._module}", str(self._config), f"task{number}"]
+        command = [sys.executable, "-m", f"tests.campaigns.tasks.{self._module}", str(self._config), f"task{number}"]
         with (self._folder / f"task{number}.log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
 
