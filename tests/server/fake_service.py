@@ -17,6 +17,7 @@ from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import SealedRound, Strategy
 from sluiceway.core.queue.routing import Peer
+from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM, Actor
@@ -229,7 +230,7 @@ def serving(service: FakeService, fittings: Fittings | None = None, tls: TlsFile
     """The URL of a server over that service, until the block ends."""
     ready = threading.Event()
     sock = bind("127.0.0.1", 0)
-    server = Server(create_app(service, fittings), ready.set, tls=tls)
+    server = Server(create_app(cast(Service, service), fittings), ready.set, tls=tls)
 
     def life() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

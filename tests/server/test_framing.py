@@ -10,11 +10,12 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from uvicorn.server import ServerState
 
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server import run
 from sluiceway.server.app import App, Fittings
@@ -190,7 +191,7 @@ class Recorder(App):
     """Reads the body of each request, and notes what it would have done."""
 
     def __init__(self, reads: bool = True) -> None:
-        super().__init__(FakeService(), Fittings())
+        super().__init__(cast(Service, FakeService()), Fittings())
         self.seen: list[Seen] = []
         self.headers: list[tuple[bytes, bytes]] = []
         self._reads = reads

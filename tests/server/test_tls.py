@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ import trustme
 import uvicorn
 
 from sluiceway.client import AsyncClient, CallError, Client
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.app import create_app
 from sluiceway.server.connections import Connection
@@ -61,7 +63,11 @@ def serving(tls: TlsFiles) -> Iterator[int]:
     """The port of a server with that context, until the block ends."""
     sock = bind("127.0.0.1", 0)
     config = uvicorn.Config(
-        create_app(FakeService()), http=Connection, lifespan="off", log_config=None, ssl_context_factory=lambda *_: tls.context
+        create_app(cast(Service, FakeService())),
+        http=Connection,
+        lifespan="off",
+        log_config=None,
+        ssl_context_factory=lambda *_: tls.context,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), name="server")

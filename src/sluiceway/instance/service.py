@@ -110,6 +110,10 @@ class Membership:
 class Service:
     """The queues of one data directory, served by this process alone; with `membership`, those of a cluster, served by all its instances.
 
+    A call that returns is done, durably; a `SluicewayError` means refused or unknown. A call on a queue that does not exist raises
+    `queue_not_found`. A call may be cancelled: its parts that have not begun do not begin. A lease whose commit is in flight is
+    taken all the same, and ends by its deadline. Every change leaves an audit entry that names its author, `by`.
+
     Call `start` before use, `stop` after. Partitions lie on the configured `backends`; partitions on any other backend are not served.
     With memory backends nothing outlives the process, not even queues. `disk_reserve`: bytes that produces leave free on each disk.
     """
@@ -413,17 +417,21 @@ class Service:
     # ---- queues -----------------------------------------------------------------------------------------------
 
     async def create_queue(self, spec: QueueSpec, by: Actor = SYSTEM) -> QueueRecord:
+        """Create a queue. Raises `queue_exists`, and `invalid_request` for a dead queue that does not exist or is the queue itself."""
         return await self._changes.create(spec, by)
 
     async def update_queue(self, queue_name: str, patch: QueuePatch, by: Actor = SYSTEM) -> QueueRecord:
+        """Change only these settings. Raises `version_conflict`, and `invalid_request` as `create_queue` does."""
         await self.look_up(queue_name)
         return await self._changes.update(queue_name, patch, "queues.update", by)
 
     async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool, by: Actor = SYSTEM) -> QueueRecord:
+        """Pause or resume these verbs, durably; other verbs stay as they are."""
         await self.look_up(queue_name)
         return await self._changes.pause(queue_name, verbs, paused, by)
 
     async def delete_queue(self, queue_name: str, force: bool, by: Actor = SYSTEM) -> None:
+        """Delete a queue. Raises `queue_not_empty` unless `force`, and `queue_in_use`."""
         await self.look_up(queue_name)
         await self._changes.delete(queue_name, force, by)
 
@@ -437,27 +445,37 @@ class Service:
     async def rebalance(
         self, queue_name: str, requested: int | None, drain: DrainMode, rate: int | None, plan_id: str | None, by: Actor = SYSTEM
     ) -> Rebalance:
+        """Begin a rebalance; it is carried out from then on, even if this process stops. With `plan_id`, only if that is still the plan's.
+
+        Raises as `plan_rebalance`, `plan_changed` and `nothing_to_rebalance`.
+        """
         await self.look_up(queue_name)
         return await self._rebalancing.begin(queue_name, requested, drain, rate, plan_id, by)
 
     async def rebalance_many(
         self, match: str, requested: int | None, drain: DrainMode, rate: int | None, by: Actor = SYSTEM
     ) -> RebalanceBatch:
+        """Begin a rebalance of each queue whose name matches, to be carried out one after the other."""
         return await self._rebalancing.begin_many(match, requested, drain, rate, by)
 
     async def rebalances(self, queue_name: str | None, only_open: bool) -> list[Rebalance]:
+        """List the open rebalances and the last ended ones, newest first. Raises `unavailable`."""
         return await self._rebalancing.list(queue_name, only_open=only_open)
 
     async def get_rebalance(self, id: str) -> Rebalance:
+        """Return a rebalance. Raises `rebalance_not_found`."""
         return await self._rebalancing.get(id)
 
     async def cancel_rebalance(self, id: str, by: Actor = SYSTEM) -> Rebalance:
+        """Cancel a rebalance, which then reverts. Raises `rebalance_not_found`, `not_cancellable`."""
         return await self._rebalancing.cancel(id, by)
 
     async def rebalance_progress(self, rebalance: Rebalance) -> RebalanceProgress:
+        """Return the progress, as far as the owners of the partitions answer."""
         return await self._rebalancing.progress(rebalance)
 
     async def set_partition(self, queue_name: str, partition: int, paused: bool, by: Actor = SYSTEM) -> QueueRecord:
+        """Pause or resume one of the queue's partitions. Raises `rebalance_open` for a partition of an open rebalance."""
         await self.look_up(queue_name)
         return await self._changes.set_partition(queue_name, partition, paused, by)
 
@@ -489,9 +507,11 @@ class Service:
     # ---- items ------------------------------------------------------------------------------------------------
 
     async def produce(self, queue_name: str, request: Produce) -> Produced:
+        """Store items in one partition. Raises `key_conflict`, `stale_sequence`, `unavailable`, `outcome_unknown`."""
         return await self._router.produce(self.queue(queue_name), request)
 
     async def lease(self, queue_name: str, request: Lease, payload: bool = True) -> Leased:
+        """Lease items, waiting up to the request's `request_timeout`; then returns no leases. Without `payload`, no batches."""
         driver = self._driver(queue_name)
         if self._leasing is not None:
             return await self._leasing.lease(driver.record, driver, request, payload)
@@ -504,42 +524,52 @@ class Service:
         return leased
 
     async def settle(self, queue_name: str, request: Settle) -> Settled:
+        """Complete, retry, release, or (staging) state outcomes. A `strict` request, too, returns the ignored ids."""
         return await self._router.settle(self.queue(queue_name), request)
 
     async def extend(self, queue_name: str, request: Extend) -> Extended:
         return await self._router.extend(self.queue(queue_name), request)
 
     async def clear(self, queue_name: str, request: Clear, by: Actor = SYSTEM) -> Cleared:
+        """Drop waiting items. Raises `unavailable` for a partition that is not open; items dropped elsewhere stay dropped."""
         work = self._router.clear(await self.look_up(queue_name), request)
         return await self.audit.recorded("queue.clear", by, queue_name, request, work)
 
     async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
+        """Send dead items back. Raises `invalid_request` for a target that does not exist."""
         work = self._router.redrive(await self.look_up(queue_name), request)
         return await (work if request.dry_run else self.audit.recorded("queue.redrive", by, queue_name, request, work))
 
     async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:
+        """List items by offset, in one of the queue's partitions. Raises `unavailable` while it is not open."""
         return await self._router.list_items(self.queue(queue_name), request)
 
     async def import_items(self, queue_name: str, request: Produce, by: Actor = SYSTEM) -> Produced:
+        """Produce, with an audit entry."""
         asked = Asked(request.batch.num_rows)
         return await self.audit.recorded("storage/items.import", by, queue_name, asked, self.produce(queue_name, request))
 
     async def delete_items(self, queue_name: str, request: DeleteItems, by: Actor = SYSTEM) -> Deleted:
+        """Drop waiting items by id. Raises as `clear`."""
         asked = Asked(sum(map(len, request.offsets.values())) + len(request.foreign))
         work = self._router.delete_items(self.queue(queue_name), request)
         return await self.audit.recorded("storage/items.delete", by, queue_name, asked, work)
 
     async def reload(self, queue_name: str, timeout: Millis, by: Actor = SYSTEM) -> None:
+        """Reopen every partition from its store, within `timeout` ms. Raises `unavailable`, `partition_damaged`."""
         await self._router.reload(self.queue(queue_name), timeout)
         await self.audit.record("queue.reload", by, queue_name)
 
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
+        """Explain the item that was given that offset in one of the queue's partitions."""
         return await self._router.explain(self.queue(queue_name), partition, offset)
 
     async def browse(self, queue_name: str, request: Browse) -> BrowsedPage:
+        """Read a snapshot of a partition. Raises as `list_items`; `snapshot_gone`, `too_many_items`, `too_many_requests`."""
         return await self._router.browse(self.queue(queue_name), request)
 
     async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
+        """Return items without leasing them. Raises `lease_not_found`."""
         return await self._router.peek(self.queue(queue_name), request)
 
     async def count(self, queue_name: str) -> QueueStats:

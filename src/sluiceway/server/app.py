@@ -14,6 +14,7 @@ import msgspec
 from sluiceway import __version__
 from sluiceway.adapters.system import new_incarnation, stopwatch
 from sluiceway.cluster.request_context import REQUEST_ID, SERVED_BY, only_other
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
@@ -45,7 +46,6 @@ from sluiceway.server.peer_calls import PeerCalls
 from sluiceway.server.queue_calls import QueueCalls
 from sluiceway.server.rebalance_calls import RebalanceCalls
 from sluiceway.server.response_buffer import BUILT_ALONE, PIECE, AnswerMemory
-from sluiceway.server.service import QueueService
 from sluiceway.server.ui import site as ui
 from sluiceway.wire import answers, peer, protobuf
 
@@ -100,7 +100,7 @@ class App:
     Answers every request it gets. Once it stops, answers carry `connection: close`, so that no request is sent into a closing connection.
     """
 
-    def __init__(self, service: QueueService, fittings: Fittings) -> None:
+    def __init__(self, service: Service, fittings: Fittings) -> None:
         self._service = service
         self._guard = fittings.guard
         self._meters = fittings.meters
@@ -284,7 +284,7 @@ class App:
         await respond(send, reply.status, reply.content_type, reply.body, request.request_id, *reply.headers)
 
 
-def create_app(service: QueueService, fittings: Fittings | None = None) -> App:
+def create_app(service: Service, fittings: Fittings | None = None) -> App:
     """Create the API over a service, which the caller starts and stops. Without fittings it is open to every caller."""
     return App(service, fittings or Fittings())
 

@@ -8,12 +8,12 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from sluiceway import __version__
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Caller
 from sluiceway.server.endpoints import Page, Reply
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.http import Request
-from sluiceway.server.service import QueueService
 from sluiceway.wire import shapes
 
 HEALTH_JSON: Final = b"application/health+json"
@@ -34,7 +34,7 @@ class ReadyQuery(msgspec.Struct):
 class Health:
     """`/livez`, `/readyz` and Querator's `/health`. Any caller learns whether the server is ready; the causes need a key."""
 
-    def __init__(self, service: QueueService, guard: Door, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, service: Service, guard: Door, is_stopping: Callable[[], bool]) -> None:
         self._service = service
         self._guard = guard
         self._is_stopping = is_stopping

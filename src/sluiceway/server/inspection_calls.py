@@ -6,6 +6,7 @@ import asyncio
 
 from sluiceway.adapters.system import now
 from sluiceway.contract import item_answers
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.model.inspection import ItemsPage, ListItems
@@ -15,7 +16,6 @@ from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.instance_calls import may_stay
 from sluiceway.server.response_buffer import AnswerMemory
-from sluiceway.server.service import QueueService
 from sluiceway.wire import answers, browse_call, json_inspection, shapes
 from sluiceway.wire.decoding import request_timeout
 
@@ -23,7 +23,7 @@ from sluiceway.wire.decoding import request_timeout
 class InspectionCalls:
     """Browse, list, import and delete items, and reload partitions."""
 
-    def __init__(self, service: QueueService, memory: AnswerMemory) -> None:
+    def __init__(self, service: Service, memory: AnswerMemory) -> None:
         self._service = service
         self._memory = memory
 

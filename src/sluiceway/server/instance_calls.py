@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sluiceway.contract.instance_answers import InstanceList, RoundList
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.health_probes import sees_all
 from sluiceway.server.http import Body, Request
-from sluiceway.server.service import QueueService
 from sluiceway.wire import json_instances
 from sluiceway.wire.json_config import NoFields, decode_no_fields
 
@@ -23,7 +23,7 @@ class ElsewhereError(Exception):
         self.address = address
 
 
-def may_stay(service: QueueService, request: Request, record: QueueRecord, partitions: Iterable[int]) -> None:
+def may_stay(service: Service, request: Request, record: QueueRecord, partitions: Iterable[int]) -> None:
     """Raise ElsewhereError if the client wants redirects, and one other instance owns all of these partitions."""
     if request.redirects:
         address = service.instances.elsewhere(record, partitions)
@@ -34,7 +34,7 @@ def may_stay(service: QueueService, request: Request, record: QueueRecord, parti
 class InstanceCalls:
     """List the instances and rounds, and change the cluster's parameters."""
 
-    def __init__(self, service: QueueService) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
 
     def endpoints(self) -> list[Endpoint]:
@@ -81,7 +81,7 @@ class InstanceCalls:
         return json_instances.round_list(rounds, {record.incarnation: record.queue_name for record in self._service.queues()})
 
 
-async def explain_partition(service: QueueService, record: QueueRecord, partition: int) -> Body:
+async def explain_partition(service: Service, record: QueueRecord, partition: int) -> Body:
     """Explain the partition's ownership, with its backend and state."""
     found = await service.instances.why(record, partition)
     backend = next(each.backend for each in record.partitions if each.partition == partition)

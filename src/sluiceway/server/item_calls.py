@@ -9,6 +9,7 @@ import pyarrow as pa
 from sluiceway.adapters.system import now
 from sluiceway.contract import item_answers as items
 from sluiceway.core.queue.routing import numbers_of
+from sluiceway.instance.service import Service
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, RELEASE
@@ -18,7 +19,6 @@ from sluiceway.server.http import Body, Request
 from sluiceway.server.instance_calls import explain_partition, may_stay
 from sluiceway.server.long_poll import Waiting
 from sluiceway.server.response_buffer import AnswerMemory
-from sluiceway.server.service import QueueService
 from sluiceway.wire import answers, arrow_codec, json_items, json_outcomes
 from sluiceway.wire.decoding import from_query
 from sluiceway.wire.outcome_selection import belongs, check_partition
@@ -27,7 +27,7 @@ from sluiceway.wire.outcome_selection import belongs, check_partition
 class ItemCalls:
     """Produce, lease, settle and inspect items."""
 
-    def __init__(self, service: QueueService, memory: AnswerMemory) -> None:
+    def __init__(self, service: Service, memory: AnswerMemory) -> None:
         self._service = service
         self._memory = memory
         self._waiting = Waiting()

@@ -5,20 +5,20 @@ from __future__ import annotations
 from sluiceway.contract.item_answers import Cleared, Redriven
 from sluiceway.contract.queue_settings import QueueInfo, QueuePage
 from sluiceway.contract.queue_stats import QueueStats
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.queue import QueueRecord
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.rebalance_calls import open_ones, shown
-from sluiceway.server.service import QueueService
 from sluiceway.wire import answers, json_queues, shapes
 
 
 class QueueCalls:
     """Create, change, show, pause, clear, redrive and delete queues."""
 
-    def __init__(self, service: QueueService) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
 
     def endpoints(self) -> list[Endpoint]:

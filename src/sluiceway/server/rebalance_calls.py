@@ -8,12 +8,12 @@ from sluiceway.contract import rebalances
 from sluiceway.contract.queue_settings import QueueInfo
 from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.contract.rebalances import OpenRebalance, RebalanceBatch, RebalancePage, RebalancePlan
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.rebalance import Rebalance
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
-from sluiceway.server.service import QueueService
 from sluiceway.wire import answers, json_rebalances
 from sluiceway.wire.json_rebalances import Planned
 from sluiceway.wire.outcome_selection import check_partition
@@ -27,7 +27,7 @@ _UNKNOWN = ("unavailable", "error")
 class RebalanceCalls:
     """Plan, begin, show and cancel rebalances; pause and resume partitions."""
 
-    def __init__(self, service: QueueService) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
 
     def endpoints(self) -> list[Endpoint]:
@@ -177,13 +177,13 @@ def _items(stats: PartitionStats) -> int:
     return stats.total + stats.transferring
 
 
-async def shown(service: QueueService, record: QueueRecord) -> Body:
+async def shown(service: Service, record: QueueRecord) -> Body:
     """Encode the queue, with its open rebalance, if any, and the items left to drain."""
     brief = None if record.rebalance is None else await _brief(service, record.rebalance)
     return answers.encode(answers.queue_info(record, service.instances.owner, brief))
 
 
-async def _brief(service: QueueService, id: str) -> OpenRebalance | None:
+async def _brief(service: Service, id: str) -> OpenRebalance | None:
     try:
         async with asyncio.timeout(_PATIENCE):
             found = await service.get_rebalance(id)
@@ -194,7 +194,7 @@ async def _brief(service: QueueService, id: str) -> OpenRebalance | None:
     return answers.open_rebalance(found, left) if found.is_open else None
 
 
-async def open_ones(service: QueueService, records: list[QueueRecord]) -> dict[str, Rebalance]:
+async def open_ones(service: Service, records: list[QueueRecord]) -> dict[str, Rebalance]:
     """Return the queues' open rebalances by id, without asking the partitions' owners."""
     if not any(record.rebalance for record in records):
         return {}
