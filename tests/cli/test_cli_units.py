@@ -82,7 +82,7 @@ def test_every_command_explains_itself(run: Run) -> None:
         (["lease", "q", "-n", "0"], "'-n'"),
         (["complete", "q"], "pass item ids"),
         (["retry", "q"], "Missing argument 'ID...|-'"),
-        (["retry", "q", "x", "--reason", "r"], "--reason goes with --dead"),
+        (["retry", "q", "x", "--reason", "r"], "--reason needs --dead"),
         (["retry", "q", "x", "--dead", "--after", "1s"], "exclude each other"),
         (["serve", "--data", "d", "--listen", "2319"], "not HOST:PORT"),
         (["serve", "--data", "d", "--listen", "localhost:99999"], "not HOST:PORT"),

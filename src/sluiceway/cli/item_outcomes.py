@@ -125,7 +125,7 @@ def retry(
     if dead and after is not None:
         raise click.UsageError("--after and --dead exclude each other")
     if reason and not dead:
-        raise click.UsageError("--reason goes with --dead")
+        raise click.UsageError("--reason needs --dead")
     from sluiceway.client import Retry
 
     retried = died = 0
