@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -141,7 +142,7 @@ class PlainTasks:
                 each.wait()
 
     def check_logs(self) -> list[str]:
-        return [f"{path}: {line}" for path in sorted(self._folder.glob("task*.log")) for line in _mistakes(path)]
+        return [f"{path}: {line}" for path in sorted(self._folder.glob("task*.log")) for line in mistakes(path)]
 
 
 class SparkTasks:
@@ -215,7 +216,7 @@ class SparkTasks:
 
     def check_logs(self) -> list[str]:
         path = self._folder / "driver.log"
-        return [f"{path}: {line}" for line in _mistakes(path)]
+        return [f"{path}: {line}" for line in mistakes(path)]
 
 
 class BatchTasks(SparkTasks):
@@ -255,9 +256,20 @@ def _is_fork(pid: int) -> bool:
     return "pyspark.daemon" in _command_line(parent)
 
 
-def _mistakes(path: Path) -> list[str]:
-    """Where the log tells of a mistake in the code. Of trouble that was made it tells in a line."""
+def mistakes(path: Path) -> list[str]:
+    """Where the log tells of a mistake in the code. It tells of staged trouble in a line, but for that of Spark's own Python.
+
+    A process of Spark's that outlives its driver for a moment ends with a traceback in which no frame is ours.
+    """
     if not path.exists():
         return []
+    found = []
     lines = path.read_text(errors="replace").splitlines()
-    return [" / ".join(lines[at : at + 12])[-400:] for at, line in enumerate(lines) if line.startswith("Traceback")][:3]
+    for at, line in enumerate(lines):
+        if line.startswith("Traceback"):
+            frames = [
+                each for each in itertools.takewhile(lambda each: each.startswith(" "), lines[at + 1 :]) if each.startswith("  File ")
+            ]
+            if not frames or not all("/pyspark/" in frame or "pyspark.zip" in frame for frame in frames):
+                found.append(" / ".join(lines[at : at + 12])[-400:])
+    return found[:3]

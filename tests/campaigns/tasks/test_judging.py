@@ -11,6 +11,7 @@ import pytest
 from tests.campaigns.crash.ledger import Tally, payload_of
 from tests.campaigns.tasks.bank import Bank, apply_changes, differences
 from tests.campaigns.tasks.campaign import SCENARIOS, arguments
+from tests.campaigns.tasks.processes import mistakes
 from tests.campaigns.tasks.records import Book, Place, Taken
 from tests.servers.postgres_server import PostgresServer, server_or_skip
 
@@ -134,3 +135,22 @@ def test_changes_in_another_order_are_found(bank: Bank) -> None:
 def test_each_scenario_says_what_it_does(scenario: Callable[..., None]) -> None:
     assert scenario.__doc__
     assert arguments().parse_args([]).scenarios == []
+
+
+SPARKS = """\
+Traceback (most recent call last):
+  File "/venv/site-packages/pyspark/python/lib/pyspark.zip/pyspark/daemon.py", line 264, in manager
+  File "/venv/site-packages/pyspark/python/lib/pyspark.zip/pyspark/daemon.py", line 95, in worker
+BrokenPipeError: [Errno 32] Broken pipe
+"""
+OURS = SPARKS.replace("daemon.py", "worker.py").replace("BrokenPipe", '  File "/src/sluiceway/spark/source.py", line 9, in f\nBrokenPipe')
+
+
+def test_a_traceback_of_ours_is_a_mistake_and_one_of_sparks_own_is_none(tmp_path: Path) -> None:
+    log = tmp_path / "driver.log"
+    assert mistakes(log) == []
+    log.write_text(f"begins\n{SPARKS}goes on\n")
+    assert mistakes(log) == []
+    log.write_text(f"{SPARKS}goes on\n{OURS}")
+    (found,) = mistakes(log)
+    assert "sluiceway/spark/source.py" in found
