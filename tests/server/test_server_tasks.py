@@ -38,7 +38,7 @@ CALLS: tuple[tuple[str, dict[str, object]], ...] = (("tasks.list", {}), ("tasks.
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    monkeypatch.setitem(STREAMS, KIND, "test_capture")
+    monkeypatch.setitem(STREAMS, KIND, "tests.capture.test_capture")
     SCRIPTS["s"] = Script([Part("a", (), 30, 1), Part("b", (), 20, 1), Part("c", ("a", "b"), 50)])
     yield SCRIPTS["s"]
     SCRIPTS.clear()

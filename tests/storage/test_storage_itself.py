@@ -138,7 +138,7 @@ async def test_a_copy_made_in_the_same_run_is_known_by_its_turns_after_an_orderl
         await produce(service, "q", "new")
     shutil.copy(copy, only_file(tmp_path))
     async with serving(tmp_path) as (service, _):
-        await stopped(service, "q", "ends with turn 1 of 2")
+        await stopped(service, "q", "ends with cycle 1 of 2")
 
 
 @driven
@@ -159,12 +159,12 @@ async def test_a_partition_that_is_older_when_it_is_opened_again_stops(tmp_path:
     with pytest.raises(SluicewayError):
         await produce(service, "q", "b", timeout=200)
     await eventually(lambda: bool(service.problems()))
-    await stopped(service, "q", "ends with turn 0 of 1")
+    await stopped(service, "q", "ends with cycle 0 of 1")
     await service.stop()
     # That is remembered, whatever becomes of the process.
     service = service_on(tmp_path, Store(tmp_path, MemoryPartitionStore(behind)))
     await service.start()
-    await stopped(service, "q", "ends with turn 0 of 1")
+    await stopped(service, "q", "ends with cycle 0 of 1")
     await service.stop()
 
 
