@@ -199,7 +199,7 @@ def test_settings_are_changed(server: Child, client: Client, reader: Opens) -> N
     is_shown(page, "#cli", "sluiceway queue update orders --if-version 1 --retry-backoff 1s 10m")
     confirm(page, "Change settings")
     page.locator("#dialog a", has_text="Continue").click()
-    is_shown(page, "#settings tr", "10m at most")
+    is_shown(page, "#settings tr", "up to 10m")
     assert str(client.queue_info("orders").lease_timeout) == "1m"
 
 
