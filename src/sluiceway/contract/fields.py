@@ -7,7 +7,7 @@ pattern did not match.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final, cast, get_args, get_type_hints
+from typing import Annotated, Any, Final, cast, get_args, get_type_hints, overload
 
 import msgspec
 from msgspec import Meta
@@ -18,12 +18,16 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITI
 from sluiceway.kernel.names import QUEUE_NAME, QUEUE_PATTERN
 
 
-def time_field(at: Millis) -> datetime:
-    """What a server puts into a field of type `Time`: the text itself, which is encoded as it stands.
+@overload
+def time_field(at: Millis) -> datetime: ...
+@overload
+def time_field(at: Millis | None) -> datetime | None: ...
+def time_field(at: Millis | None) -> datetime | None:
+    """The value of a server for a field of type `Time`: the text itself, which is encoded as it stands.
 
     A `datetime` would be encoded without a fraction when it has none, and the texts would not sort as the times do.
     """
-    return cast("datetime", format_time(at))
+    return None if at is None else cast("datetime", format_time(at))
 
 
 def schema(title: str | None = None, **keywords: Any) -> Meta:

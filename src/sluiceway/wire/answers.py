@@ -272,17 +272,13 @@ def explained(item: ItemId, answer: Explanation) -> bytes:
             reason=answer.reason,
             ahead=answer.ahead,
             attempts=answer.attempts,
-            due_at=_time(answer.due_at),
-            expires_at=_time(answer.expires_at),
+            due_at=time_field(answer.due_at),
+            expires_at=time_field(answer.expires_at),
             lease_id=None if answer.lease is None else str(LeaseId(item.incarnation, item.partition, answer.lease)),
             client_id=answer.client_id,
-            lease_deadline=_time(answer.lease_deadline),
+            lease_deadline=time_field(answer.lease_deadline),
         )
     )
-
-
-def _time(at: Millis | None) -> datetime | None:
-    return None if at is None else time_field(at)
 
 
 def problem(error: SluicewayError, request_id: str) -> bytes:

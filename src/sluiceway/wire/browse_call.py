@@ -104,9 +104,7 @@ def _items(record: QueueRecord, request: Browse, batch: pa.RecordBatch, standing
     number = batch.column("lease")[0].as_py()
     lease_id = str(LeaseId(record.incarnation, request.partition, number)) if number else None
     state: BrowseState = "scheduled" if standing.due_at is not None else "leased" if number else "ready"
-    due_at, expires_at, deadline = (
-        None if time is None else time_field(time) for time in (standing.due_at, standing.expires_at, standing.lease_deadline)
-    )
+    due_at, expires_at, deadline = (time_field(time) for time in (standing.due_at, standing.expires_at, standing.lease_deadline))
     place = (record.incarnation, request.partition)
     rows = zip(
         batch.column("offset").to_pylist(),

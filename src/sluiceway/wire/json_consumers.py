@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -12,7 +11,7 @@ from msgspec import Meta
 
 from sluiceway.contract.consumer_answers import ConsumerInfo, ConsumerPage, QueryInfo, QueryState, QueueConsumers
 from sluiceway.contract.fields import Duration, Label, Pivot, QueueName, ShortText, time_field
-from sluiceway.kernel.clock import Millis, check_duration, format_duration
+from sluiceway.kernel.clock import check_duration, format_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_SCHEDULE
 from sluiceway.kernel.names import check_text
@@ -99,9 +98,9 @@ def _consumer(consumer: Consumer) -> ConsumerInfo:
         client_id=consumer.client_id,
         leases=consumer.leases,
         items=consumer.items,
-        lease_deadline=_time(consumer.lease_deadline),
+        lease_deadline=time_field(consumer.lease_deadline),
         waiting=consumer.waiting,
-        seen_at=_time(consumer.seen_at),
+        seen_at=time_field(consumer.seen_at),
         queries=[_query(each) for each in consumer.queries],
     )
 
@@ -109,7 +108,3 @@ def _consumer(consumer: Consumer) -> ConsumerInfo:
 def _query(query: Query) -> QueryInfo:
     about = query._asdict()
     return QueryInfo(**about | {"batch_duration": format_duration(query.batch_duration), "told_at": time_field(query.told_at)})
-
-
-def _time(at: Millis | None) -> datetime | None:
-    return None if at is None else time_field(at)

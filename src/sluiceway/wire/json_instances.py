@@ -69,7 +69,7 @@ def _instance(info: InstanceInfo) -> answers.Instance:
         here=info.here,
         state=info.state,
         silent_for=format_duration(info.silent_for),
-        joined_at=None if info.joined_at is None else time_field(info.joined_at),
+        joined_at=time_field(info.joined_at),
         partitions=info.partitions,
     )
 

@@ -80,7 +80,7 @@ def _fields(key: ApiKey) -> dict[str, Any]:
         "name": key.name,
         "scopes": list(key.scopes),
         "created_at": time_field(key.created_at),
-        "expires_at": None if key.expires_at is None else time_field(key.expires_at),
+        "expires_at": time_field(key.expires_at),
         "requests_per_second": key.requests_per_second,
         "bytes_per_second": key.bytes_per_second,
     }

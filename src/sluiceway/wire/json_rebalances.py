@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -12,7 +11,7 @@ from msgspec import Meta
 from sluiceway.contract import rebalances as answers
 from sluiceway.contract.fields import Label, Pattern, QueueName, time_field
 from sluiceway.contract.rebalances import DrainMode
-from sluiceway.kernel.clock import Millis, format_duration
+from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_PARTITIONS
 from sluiceway.model import rebalance as model
@@ -168,9 +167,9 @@ def _rebalance(found: model.Rebalance, progress: RebalanceProgress | None = None
         request_id=found.request_id,
         created_at=time_field(found.created_at),
         updated_at=time_field(found.updated_at),
-        started_at=_time(found.started_at),
-        drain_at=_time(found.drain_at),
-        ended_at=_time(found.ended_at),
+        started_at=time_field(found.started_at),
+        drain_at=time_field(found.drain_at),
+        ended_at=time_field(found.ended_at),
         items=found.items,
         moved=found.moved,
         steps=[
@@ -193,10 +192,6 @@ def _progress(progress: RebalanceProgress) -> answers.RebalanceProgress:
         rate_per_s=None if progress.rate_per_s is None else round(progress.rate_per_s, 1),
         time_left=None if progress.time_left is None else format_duration(-(-progress.time_left // _SECOND) * _SECOND),
     )
-
-
-def _time(at: Millis | None) -> datetime | None:
-    return None if at is None else time_field(at)
 
 
 def page(found: Sequence[model.Rebalance], limit: int) -> bytes:
