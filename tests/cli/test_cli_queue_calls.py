@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sluiceway.cli import redrive
-from sluiceway.contract.queue_settings import RetryBackoff
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import (
@@ -133,7 +133,7 @@ def test_info_shows_every_setting(service: FakeService, shell: Shell) -> None:
     assert lines["logical queues"] == "one on each instance"
     service.record = msgspec.structs.replace(RECORD, version=7, paused=("produce", "lease"), **MEANT | {"reference": "\x1b[31mmine"})
     lines = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in shell.says("queue", "info", "q").splitlines())
-    assert {name: lines[name] for name in list(lines)[3:14]} == {
+    meant = {
         "version": "7",
         "lease timeout": "1m30s",
         "longest lease": "1h",
@@ -146,6 +146,8 @@ def test_info_shows_every_setting(service: FakeService, shell: Shell) -> None:
         "logical queues": "3",
         "reference": "\\x1b[31mmine",
     }
+    assert {name: lines[name] for name in meant} == meant
+    assert {each.label.lower() for each in QUEUE_SETTINGS.values()} <= set(lines)
     assert lines["paused"] == "produce and lease"
     (shown,) = shell.json("queue", "info", "q")
     assert (shown["retry_backoff"], shown["paused"]) == ({"first": "1s", "most": "10m"}, ["produce", "lease"])

@@ -16,7 +16,8 @@ import pytest
 from sluiceway.adapters.meta import sqlite as meta_sqlite
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
-from sluiceway.contract.queue_settings import RetryBackoff
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
+from sluiceway.contract.queue_stats import COUNTERS
 from sluiceway.core.group.group_records import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
 from sluiceway.core.partition.idempotency_keys import KeyRecord, Seen
 from sluiceway.core.partition.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
@@ -168,6 +169,12 @@ def test_a_record_changes_on_purpose(record: type[msgspec.Struct]) -> None:
     """An older version passes over a field that it does not know, and leaves it out when it writes the record again.
 
     If that is harmless, add the field here: at the end, with a default. If not, it takes a new layout, which older versions refuse
-    (a migration may be empty), and data of the old one is kept (tests/data/README.md).
+    (a migration may be empty), and data of the old one is kept (tests/data/README.md). A new setting or counter always has a default,
+    and an older version cannot follow it, so these need not be added.
     """
-    assert list(record.__struct_fields__) == PINNED[record].split()
+    pinned, fields = PINNED[record].split(), msgspec.structs.fields(record)
+    added = [field for field in fields if field.name in QUEUE_SETTINGS.keys() | COUNTERS.keys() and field.name not in pinned]
+    assert [field.name for field in fields if field not in added] == pinned
+    assert not any(field.required for field in added)
+    if record.__struct_config__.array_like:
+        assert fields[len(pinned) :] == tuple(added), "what is stored by position can only be added to at its end"
