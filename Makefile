@@ -63,10 +63,15 @@ $(ASSETS): tools/assets.lock.json tools/assets.py | $(UV)
 demo: setup ## A real Spark pipeline fed by a real queue, with a ledger at the end
 	@$(BIN)/sluiceway demo $(if $(INPUT),--input "$(INPUT)") $(if $(KILL),--kill "$(KILL)")
 
-test: setup lint ## Lint, then every test but the slow ones
+# pytest compiles each test module when it first meets it. In a new checkout that is done once, beside the linters, and not by each worker.
+test: setup ## Lint, then every test but the slow ones
+	@compiling=; \
+	[ -d tests/core/__pycache__ ] || { $(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 & compiling=$$!; }; \
+	$(MAKE) --no-print-directory lint || { [ -z "$$compiling" ] || kill $$compiling; exit 1; }; \
+	[ -z "$$compiling" ] || wait $$compiling || true
 	@$(BIN)/python -m pytest -m "not slow and not e2e" $(PARALLEL) $(ARGS)
 
-test-slow: setup ## The tests that are too long for `make test`; those that kill on end are in `make crash`
+test-slow: setup ## The tests that `make test` leaves out for their length; those that kill processes are in `make crash`
 	@$(BIN)/python -m pytest -m "slow and not crash" $(PARALLEL) $(ARGS)
 
 e2e: setup ## The dashboard in a real Chromium, with screenshots in build/e2e (ARGS='--shots docs/images': those of the documents)

@@ -7,9 +7,11 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A deadline per example, or for the first ones together, would measure the machine, not the code. The same examples in every run, so that
 # a change is judged by what it changed; `make explore` tries new ones.
@@ -88,6 +90,24 @@ FIRST = (
 )
 """The files that take longest are begun first, since whatever is begun last has nothing beside it. Those that mostly compute take turns
 with those that mostly wait. What is not here is only begun later."""
+
+
+def shared(file: str) -> str:
+    """What is started once for this test file and others: two Spark sessions serve those of Spark; a server of each backend, the
+    conformance suite."""
+    folder = file.rpartition("/")[0]
+    if folder == "conformance":
+        return folder
+    if folder == "tests/spark" and file in FIRST:
+        return f"Spark session {FIRST.index(file) % 2}"
+    return file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Test files that share something go to one worker, the others whole to any."""
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = lambda test: shared(test.split("::", 1)[0])
+    return scheduler
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -92,6 +92,7 @@ def test_ours_in_each_form(ours: Served, name: str, form: str) -> None:
     assert done.seconds >= SECONDS
 
 
+@pytest.mark.slow
 def test_a_slice_is_a_process_of_its_own(ours: Served) -> None:
     measured = harness.slice_of("sluiceway", ours, cycle(), SECONDS)
     assert measured.items > 0
@@ -108,6 +109,7 @@ def test_latencies_are_those_of_each_call(ours: Served) -> None:
     assert all(cycle == pytest.approx(sum(parts)) for *parts, cycle in zip(*(done.latencies[name] for name in names), strict=True))
 
 
+@pytest.mark.slow
 def test_a_system_that_fails_is_told_of_and_the_others_go_on(ours: Served) -> None:
     told: list[str] = []
     # Nobody listens there.
@@ -160,6 +162,7 @@ def test_the_page_says_what_was_missed_and_where_others_are_ahead() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_command_keeps_the_cases_that_it_does_not_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     before = {"at": "2026-01-31T08:00:00Z", "rounds": 3, "seconds": 2.0, "load": 0.1}

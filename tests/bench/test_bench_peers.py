@@ -40,6 +40,7 @@ def check_cycles(server: tuple[str, Served]) -> None:
 
 
 @peers("sluiceway-workers-2")
+@pytest.mark.slow
 def test_ours_as_two_processes(server: tuple[str, Served]) -> None:
     check_cycles(server)
     (parent,) = server[1].pids
@@ -49,6 +50,7 @@ def test_ours_as_two_processes(server: tuple[str, Served]) -> None:
 
 
 @peers("sluiceway-postgres")
+@pytest.mark.slow
 def test_ours_on_postgres(server: tuple[str, Served]) -> None:
     check_cycles(server)
     assert len(server[1].pids) == 2

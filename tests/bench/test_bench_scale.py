@@ -60,6 +60,7 @@ def test_a_floor_does_the_work(name: str, tmp_path: Path) -> None:
             assert single.items == len(single.latencies["lease"]) > 0
 
 
+@pytest.mark.slow
 def test_growth_measures_a_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "SETTLE", 0)
     rows = growth.waiters(tmp_path, (1, 20), growth.Effort(rounds=10, rest=0.1))
@@ -72,6 +73,7 @@ def test_growth_measures_a_real_server(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(figure.aim is None for figure in figures)
 
 
+@pytest.mark.slow
 def test_growth_counts_what_partitions_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "SETTLE", 0)
     monkeypatch.setattr(growth, "STARTS", 1)

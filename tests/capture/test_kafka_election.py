@@ -253,6 +253,7 @@ def test_what_names_no_servers_is_refused(bootstrap: str) -> None:
     assert (refused.value.code, refused.value.field) == ("invalid_request", "log")
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_killed_is_followed_by_another(server: KafkaServer, capture: str) -> None:
     with processes(server, capture, "a", "b", "c") as all_:
         wait_until(lambda: agreed(all_), "the first election")
@@ -267,6 +268,7 @@ def test_a_leader_that_is_killed_is_followed_by_another(server: KafkaServer, cap
             check_told(each.told)
 
 
+@pytest.mark.slow
 def test_a_leader_that_stood_still_learns_that_it_leads_no_more(server: KafkaServer, capture: str) -> None:
     with processes(server, capture, "a", "b", "c") as all_:
         wait_until(lambda: agreed(all_), "the first election")

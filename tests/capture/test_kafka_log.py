@@ -197,6 +197,7 @@ async def test_servers_that_are_not_there_are_said_to_be_away(name: str) -> None
 
 
 @driven
+@pytest.mark.slow
 async def test_a_killed_server_has_all_that_was_acknowledged_and_the_same_log_goes_on(server: KafkaServer, name: str) -> None:
     """Appends go on while it dies and comes back. What failed may be there, what did not is, each once."""
     async with opened(server.bootstrap, name, timeout=SOON) as log, opened(server.bootstrap, name, timeout=SOON) as other:

@@ -364,6 +364,7 @@ class Copy:
 
 
 @driven
+@pytest.mark.slow
 async def test_a_copy_is_the_same_row_by_row_after_the_server_was_killed_under_load(source: Source) -> None:
     if not (binaries() / "pgbench").exists():
         pytest.skip("no pgbench")

@@ -380,6 +380,7 @@ async def test_a_postgresql_server_that_is_killed_in_mid_append() -> None:
 
 
 @driven
+@pytest.mark.slow
 async def test_an_etcd_that_is_killed_in_mid_append() -> None:
     with etcd_or_skip() as server:
         await check_a_killed_server(lambda: EtcdMetaStore(server.url("log"), request_timeout=2_000), server.kill, server.start)

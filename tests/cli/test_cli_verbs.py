@@ -443,6 +443,7 @@ def test_dev(shell: Shell, tmp_path: Path) -> None:
 
 
 @verb("bench")
+@pytest.mark.slow
 def test_bench(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     short = ("bench", "--rounds", "1", "--seconds", "0.1")
@@ -456,6 +457,7 @@ def test_bench(shell: Shell, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @verb("spark run")
+@pytest.mark.slow
 def test_spark_run(shell: Shell, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

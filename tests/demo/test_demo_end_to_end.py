@@ -92,6 +92,7 @@ def demo(cwd: Path, command: list[str]) -> Iterator[Demo]:
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_flights_with_everything_killed_and_then_with_a_cooked_table(tmp_path: Path) -> None:
     with demo(tmp_path, flights(kill="all", data="data")) as run:
         code, output = run.end()
@@ -155,6 +156,7 @@ def test_ones_own_json_lines(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 @pytest.mark.parametrize(("number", "code", "stage"), [(signal.SIGINT, 130, "processing"), (signal.SIGTERM, 143, "ingesting")])
+@pytest.mark.slow
 def test_a_wish_to_stop_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int, stage: str) -> None:
     with demo(tmp_path, flights()) as run:
         run.wait_for_line(stage)
@@ -166,6 +168,7 @@ def test_a_wish_to_stop_leaves_nothing_behind(tmp_path: Path, number: signal.Sig
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a killed parent takes its children along on Linux only")
+@pytest.mark.slow
 def test_a_kill_leaves_no_process_behind(tmp_path: Path) -> None:
     with demo(tmp_path, flights()) as run:
         run.wait_for_line("ingesting")

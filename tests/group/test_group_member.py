@@ -379,6 +379,7 @@ def divided(*processes: Process) -> bool:
     return sorted(item for items in held for item in items) == sorted(ITEMS) and all(held)
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_and_frozen(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'meta.sqlite'}"
 

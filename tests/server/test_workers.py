@@ -129,6 +129,7 @@ def family(folder: Path, workers: int = 3, behaviour: str = "") -> Iterator[Fami
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_all_serve_before_it_says_so_and_all_end_when_it_is_told_to(tmp_path: Path, number: signal.Signals) -> None:
     with family(tmp_path / "pids") as server:
         assert server.line() == "ready"
@@ -157,6 +158,7 @@ def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
         assert f"(process {first}) was killed by SIGKILL; it is started again in 100ms" in err
 
 
+@pytest.mark.slow
 def test_a_worker_that_stands_still_is_killed_and_started_again(tmp_path: Path) -> None:
     with family(tmp_path / "pids", 2, "watched") as server:
         assert server.line() == "ready"
@@ -170,6 +172,7 @@ def test_a_worker_that_stands_still_is_killed_and_started_again(tmp_path: Path) 
         assert f"(process {frozen}) was killed by SIGKILL; it is started again" in err
 
 
+@pytest.mark.slow
 def test_a_worker_that_serves_says_so_again_and_again(tmp_path: Path) -> None:
     with tempfile.TemporaryFile() as file:
         _says_so(tmp_path, file.fileno())
@@ -189,6 +192,7 @@ def _says_so(folder: Path, seats: int) -> None:
             worker.kill()
 
 
+@pytest.mark.slow
 def test_a_hangup_goes_to_all_of_them(tmp_path: Path) -> None:
     with family(tmp_path / "pids") as server:
         assert server.line() == "ready"
@@ -197,6 +201,7 @@ def test_a_hangup_goes_to_all_of_them(tmp_path: Path) -> None:
         assert len(server.living()) == 3
 
 
+@pytest.mark.slow
 def test_when_the_parent_is_killed_nobody_is_left(tmp_path: Path) -> None:
     with family(tmp_path / "pids") as server:
         assert server.line() == "ready"
@@ -204,6 +209,7 @@ def test_when_the_parent_is_killed_nobody_is_left(tmp_path: Path) -> None:
         eventually(lambda: not server.living())
 
 
+@pytest.mark.slow
 def test_one_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     with family(tmp_path / "pids", 2, "stuck") as server:
         assert server.line() == "ready"
@@ -289,6 +295,7 @@ def test_workers_serve_one_address_and_survive_one_another(tmp_path: Path) -> No
         assert not any(map(lives, server.workers()))
 
 
+@pytest.mark.slow
 def test_workers_reach_one_another_without_the_certificate_that_others_see(tmp_path: Path) -> None:
     files = Files(tmp_path)
     with serving(tmp_path, "--tls-certificate", str(files.certificate), "--tls-key", str(files.key)) as server:
@@ -300,6 +307,7 @@ def test_workers_reach_one_another_without_the_certificate_that_others_see(tmp_p
             assert "others reach it at http://127.0.0.1:" in server.log
 
 
+@pytest.mark.slow
 def test_when_their_supervisor_is_killed_workers_end(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert len(server.workers()) == 2
@@ -307,6 +315,7 @@ def test_when_their_supervisor_is_killed_workers_end(tmp_path: Path) -> None:
         eventually(lambda: not any(map(lives, server.workers())))
 
 
+@pytest.mark.slow
 def test_what_keeps_workers_from_starting_is_said_as_a_server_by_itself_says_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     alone = DirectoryLock(tmp_path / "data")
@@ -318,6 +327,7 @@ def test_what_keeps_workers_from_starting_is_said_as_a_server_by_itself_says_it(
     alone.release()
 
 
+@pytest.mark.slow
 def test_a_server_by_itself_does_not_come_between_workers(tmp_path: Path) -> None:
     with serving(tmp_path):
         command = [*COMMAND, "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]

@@ -15,14 +15,13 @@ from simulation.planting import Bug
 from simulation.world import EventLog
 from tests.simulation.planted_bugs import found
 
-SEEDS = 24
 SOME = 8
+"""Histories here; `make sim` runs more, and `make sim-bank` looks for every planted bug anew."""
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SOME))
-def test_promises_are_kept_whatever_befalls_the_instances(first: int) -> None:
+def test_promises_are_kept_whatever_befalls_the_instances() -> None:
     tally: Counter[str] = Counter()
-    for seed in range(first, first + SOME):
+    for seed in range(SOME):
         world = ClusterWorld(seed)
         world.live()
         for ledger in world.ledgers.values():

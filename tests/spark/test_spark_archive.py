@@ -91,6 +91,7 @@ def test_an_archive_has_what_was_in_the_queue(spark: SparkSession, world: Server
     assert spark.read.parquet(str(tmp_path / "a")).count() == 2_510
 
 
+@pytest.mark.slow
 def test_a_batch_is_not_replaced_by_one_with_other_items(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("tampered", partitions=2)
     fill(world, queue, 600)
@@ -115,6 +116,7 @@ def test_a_batch_is_not_replaced_by_one_with_other_items(spark: SparkSession, wo
     assert produced(root) == expected(1_000)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_cut_off_is_counted_by_the_run_that_ends_it(
     spark: SparkSession, world: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +213,7 @@ def test_a_driver_killed_at_any_step_archives_each_item_once(tmp_path: Path) -> 
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_archive_is_restored_by_ingesting_it(spark: SparkSession, sound: Path, world: Server, tmp_path: Path) -> None:
     again = Place(world.url, world.create("again", partitions=3))
     assert ingest(spark, [sound], again, format="parquet", shape=Shape(items=True)).items == 300

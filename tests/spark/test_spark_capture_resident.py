@@ -218,6 +218,7 @@ def _texts(world: Server, queue: str) -> list[int]:
 
 @pytest.mark.spark
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced_and_every_record_is_there_once(
     spark: SparkSession, moto: MotoServer, world: Server, tmp_path: Path
 ) -> None:

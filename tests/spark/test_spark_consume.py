@@ -59,6 +59,7 @@ def test_every_action_reads_what_was_taken_when_the_table_was_loaded(spark: Spar
     assert texts(take(spark, world, queue, "another")) == ["later"]
 
 
+@pytest.mark.slow
 def test_what_is_settled_is_closed_and_what_is_not_is_found_again(spark: SparkSession, world: Server) -> None:
     world.create("consumed-dead", partitions=1)
     queue = world.create("consumed", partitions=2, dead_queue="consumed-dead")
@@ -101,6 +102,7 @@ def test_a_part_of_what_is_ready_and_columns_of_payloads(spark: SparkSession, wo
     assert take(spark, world, empty).count() == 0
 
 
+@pytest.mark.slow
 def test_leases_are_not_closed_while_an_item_of_them_has_no_outcome(spark: SparkSession, world: Server) -> None:
     queue = world.create("unnamed", partitions=2)
     world.produce(queue, [str(n) for n in range(30)])

@@ -116,6 +116,7 @@ def test_what_drains_goes_to_the_open_partitions(spark: SparkSession, world: Ser
         copy(spark, Place(world.url, queue), checkpoint=tmp_path / "d")
 
 
+@pytest.mark.slow
 def test_to_a_queue_of_another_server_and_on(spark: SparkSession, world: Server, other: Server, tmp_path: Path) -> None:
     queue, target = world.create("here", partitions=3), other.create("there", partitions=2)
     # Its producer says that it was tried as often as can be told, and it is tried twice more.

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.crash]
 KILL, IN_BATCH = "batch-end", 1
 
 
+@pytest.mark.slow
 def test_a_driver_killed_in_mid_batch_reads_the_same_rows_again(tmp_path: Path) -> None:
     """When all of the batch is written, and Spark does not know it."""
     with server(tmp_path) as world:

@@ -40,6 +40,7 @@ def masked(text: str) -> str:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_pages_run_and_print_what_they_show(repository: Path, tmp_path: Path) -> None:
     pages = [repository / "docs" / name for name in PAGES]
     work = tmp_path / "work"

@@ -115,6 +115,7 @@ def test_a_streaming_batch_that_runs_again_adds_nothing(spark: SparkSession, wor
     assert (world.count(queue, "produced"), world.count(queue, "deduplicated")) == (190, 95)
 
 
+@pytest.mark.slow
 def test_outcomes_take_effect_when_the_batch_is_closed(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     world.create("graveyard", partitions=1)
     queue = world.create("settled", dead_queue="graveyard")
@@ -189,6 +190,7 @@ def test_a_missing_consumer_is_told_when_the_query_starts(spark: SparkSession, w
     assert "UnboundLocalError" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_mid_batch_does_not_fail_the_query(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("killed")
     write(rows(spark, [str(n) for n in range(400)]), world, queue)

@@ -157,6 +157,7 @@ def test_what_is_wrong_with_an_ingest_is_told(spark: SparkSession, world: Server
     assert refused.value.code == "key_conflict"
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_meanwhile_is_told(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("1\n")
@@ -207,6 +208,7 @@ def test_a_load_that_is_killed_and_repeated_has_every_row_once(spark: SparkSessi
     assert sorted(seen) == list(range(60_000))
 
 
+@pytest.mark.slow
 def test_a_watched_folder(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     place, folder, checkpoint = Place(world.url, world.create("watched")), tmp_path / "in", tmp_path / "checkpoint"
     folder.mkdir()
@@ -232,6 +234,7 @@ def test_a_watched_folder(spark: SparkSession, world: Server, tmp_path: Path) ->
         run()
 
 
+@pytest.mark.slow
 def test_a_folder_is_watched_until_it_is_to_stop(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.txt").write_text("one\n")
@@ -276,6 +279,7 @@ def test_items_are_settled_as_the_function_says(spark: SparkSession, world: Serv
     assert counts == {"completed": 80, "retried": 10, "dead": 3, "total": 0, "leases": 0}
 
 
+@pytest.mark.slow
 def test_a_failing_function_is_raised_and_the_batch_comes_again(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("failing")
     world.produce(queue, [str(n) for n in range(30)])
@@ -340,6 +344,7 @@ def test_a_function_that_takes_nothing_is_told_before_anything_is_leased(spark: 
         process(spark, lambda: None, Place(world.url, "judged"), checkpoint=tmp_path)
 
 
+@pytest.mark.slow
 def test_it_goes_on_until_it_is_to_stop_and_strict_is_content_with_one_outcome_each(
     spark: SparkSession, world: Server, tmp_path: Path
 ) -> None:

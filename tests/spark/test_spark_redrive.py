@@ -101,6 +101,7 @@ def test_what_matches_goes_back_and_the_rest_stays(spark: SparkSession, world: S
     assert (rest.targets, texts(world, other), world.count(place.queue, "total")) == ({other: 12}, left, 0)
 
 
+@pytest.mark.slow
 def test_a_batch_that_runs_again_sends_nothing_twice(
     spark: SparkSession, world: Server, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

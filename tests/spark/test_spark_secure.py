@@ -156,6 +156,7 @@ def spark() -> SparkSession:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_job_has_all_it_needs_from_the_environment_and_shows_nothing_of_it(served: Guarded, tmp_path: Path) -> None:
     key = served.key("produce:orders-1", "consume:orders-1", "read:orders-1")
     env = {**os.environ, "SLUICEWAY_API_KEY": key, "SLUICEWAY_CA_FILE": served.ca_file}

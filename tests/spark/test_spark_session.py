@@ -109,6 +109,7 @@ def no_folder(**where: object) -> str:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_either_manager_goes_on_with_the_other_ones_checkpoint(tmp_path: Path) -> None:
     spark = session("tests")
     source, out = tmp_path / "in", tmp_path / "out"
@@ -129,6 +130,7 @@ def test_either_manager_goes_on_with_the_other_ones_checkpoint(tmp_path: Path) -
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_spark_runs_on_the_package_when_the_machine_has_no_java(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -83,6 +83,7 @@ def test_a_table_of_the_catalog_is_read_in_small_batches(spark: SparkSession, wo
         spark.sql("DROP TABLE waiting")
 
 
+@pytest.mark.slow
 def test_a_query_that_is_stopped_in_mid_batch_keeps_its_leases_and_one_that_is_idle_has_none(
     spark: SparkSession, world: Server, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_query_that_is_stopped_in_mid_batch_keeps_its_leases_and_one_that_is_i
     }
 
 
+@pytest.mark.slow
 def test_a_replay_whose_leases_are_all_gone(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("gone")
     world.produce(queue, ["a", "b"])

@@ -99,6 +99,7 @@ def test_figures() -> None:
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_killing_a_server_on_postgres_is_judged_clean(tmp_path: Path, postgres: PostgresServer) -> None:
     fleet = PostgresFleet(tmp_path, postgres, 1)
     traffic = Traffic(fleet, Tally(), QUEUES)
@@ -118,6 +119,7 @@ def test_killing_a_server_on_postgres_is_judged_clean(tmp_path: Path, postgres: 
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_partition_that_is_not_served_is_found_and_so_is_when_it_is_again(tmp_path: Path, postgres: PostgresServer) -> None:
     with Switchboard() as switchboard:
         fleet = PostgresFleet(tmp_path, postgres, 1, switchboard)

@@ -55,6 +55,7 @@ def flip_a_bit(partitions: Path, content: bytes) -> Path:
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_flipped_bit_stops_its_partition_by_name_and_nothing_else(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess(data) as server:
@@ -97,6 +98,7 @@ def test_a_flipped_bit_stops_its_partition_by_name_and_nothing_else(tmp_path: Pa
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_log_of_a_killed_server_stops_by_name(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess(data) as server:

@@ -25,6 +25,7 @@ def test_a_killed_server_keeps_its_word(tmp_path: Path) -> None:
         assert tally.counts[kind] > 0, f"nothing was {kind}: {campaign.summary()}"
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_before_it_writes_is_found_out(tmp_path: Path) -> None:
     campaign = Campaign(tmp_path, seed=6, command=[*sabotaged.COMMAND, "answers-early"])
     tally = campaign.run(5, no_progress)

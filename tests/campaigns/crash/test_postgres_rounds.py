@@ -112,6 +112,7 @@ def kill_rounds(folder: Path, postgres: PostgresServer, seed: int, rounds: int) 
         assert tally.counts[kind] > 0, f"nothing was {kind}: {campaign.summary()}"
 
 
+@pytest.mark.slow
 def test_a_killed_server_on_postgres_keeps_its_word(tmp_path: Path, postgres: PostgresServer) -> None:
     kill_rounds(tmp_path, postgres, seed=9, rounds=3)
 
@@ -129,6 +130,7 @@ def judge(outage: Outage, report: Callable[[str], object]) -> None:
 
 
 @pytest.mark.parametrize("way", ["frozen", "stopped"])
+@pytest.mark.slow
 def test_every_request_ends_while_postgres_is_away_and_it_serves_again(tmp_path: Path, postgres: PostgresServer, way: Way) -> None:
     judge(Outage(tmp_path, 11, postgres, way, 3, "1s"), sys.stdout.write)
 

@@ -28,6 +28,7 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.slow
 def test_the_backends_are_weighed_while_it_runs_and_clients_notice_nothing(tmp_path: Path, postgres: PostgresServer) -> None:
     fleet = MixedFleet(tmp_path, postgres, 1)
     traffic = MovingTraffic(fleet, Tally(), {"orders": 2, "single": 1}, by_client=True)
@@ -53,6 +54,7 @@ def test_the_backends_are_weighed_while_it_runs_and_clients_notice_nothing(tmp_p
     assert {"queue.produce", "queue.complete"} <= traffic.calls.p99(0, float("inf"), least=1).keys()
 
 
+@pytest.mark.slow
 def test_an_error_that_a_client_is_told_is_wrong(tmp_path: Path, postgres: PostgresServer) -> None:
     fleet = MixedFleet(tmp_path, postgres, 1)
     traffic = MovingTraffic(fleet, Tally(), {"orders": 1}, by_client=True)
