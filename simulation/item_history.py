@@ -167,7 +167,7 @@ class ItemHistory:
     def _is_born(self, item: Item, place: Place) -> None:
         check(not item.ended, f"{item.payload} comes back after its end")
         check(item.origin is None, f"{item.payload} is duplicated")
-        check(item.queue == self.queue, f"{item.payload} cycles up in another queue")
+        check(item.queue == self.queue, f"{item.payload} turns up in another queue")
         own = self.record.partition(self.partition)
         check(own is not None and allows(self.record, own).produce, f"a partition takes items that must not: {own}")
         check(not self.old.header.shut, f"{item.payload} was taken by a partition that is shut")

@@ -183,7 +183,7 @@ class World:
 
     def _pass_to(self, moment: Millis) -> None:
         self._cycles_now = self._cycles_now + 1 if moment == self.now else 0
-        check(self._cycles_now < MAX_CYCLES_AT_ONCE, "a queue cycles without end")
+        check(self._cycles_now < MAX_CYCLES_AT_ONCE, "a queue runs cycles without end")
         self.now = moment
 
     def _cycles(self) -> None:

@@ -1,1 +1,1 @@
-"""Floor 6: the command line. Nothing heavy is imported before a command needs it."""
+"""Floor 10: the command line. Nothing heavy is imported before a command needs it."""

@@ -37,7 +37,7 @@ GRACE: Millis = 200
 """Extra time that a call waits for another one with its key, which may be about to end."""
 
 
-class _Turn:
+class _KeyLock:
     """Serialises the calls with one key, and counts them."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Leasing:
     def __init__(self, router: Router, demand: Demand) -> None:
         self._router = router
         self._demand = demand
-        self._keys: defaultdict[tuple[str, str, str], _Turn] = defaultdict(_Turn)
+        self._keys: defaultdict[tuple[str, str, str], _KeyLock] = defaultdict(_KeyLock)
         self._returning: set[asyncio.Task[None]] = set()
 
     async def lease(self, record: QueueRecord, share: QueueDriver, request: Lease, payload: bool) -> Leased:
@@ -212,21 +212,21 @@ class Leasing:
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, name: tuple[str, str, str], patience: Millis) -> AsyncIterator[None]:
         """Hold the key's lock. Raises `unavailable` if another call with the key takes longer than `patience` ms and GRACE."""
-        cycle = self._keys[name]
-        cycle.calls += 1
+        key = self._keys[name]
+        key.calls += 1
         try:
             try:
                 async with asyncio.timeout((patience + GRACE) / 1000):
-                    await cycle.lock.acquire()
+                    await key.lock.acquire()
             except TimeoutError:
                 raise SluicewayError("unavailable", "another call with this lease_key is under way; try again") from None
             try:
                 yield
             finally:
-                cycle.lock.release()
+                key.lock.release()
         finally:
-            cycle.calls -= 1
-            if not cycle.calls:
+            key.calls -= 1
+            if not key.calls:
                 del self._keys[name]
 
     async def _holders(self, record: QueueRecord, request: Lease, deadline: Millis) -> list[Peer]:

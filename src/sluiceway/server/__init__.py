@@ -1,1 +1,1 @@
-"""Floor 5: the HTTP face of a service."""
+"""Floor 8: the HTTP face of a service."""

@@ -39,7 +39,7 @@ class Opened(AbstractAsyncContextManager[S]):
 
 
 def driven(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Cycle an async test into one that pytest can run; it takes the same fixtures."""
+    """Turn an async test into one that pytest can run; it takes the same fixtures."""
 
     @functools.wraps(test)
     def run(*args: Any, **fixtures: Any) -> None:
@@ -53,7 +53,7 @@ def driven(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def with_store(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Cycle an async test of a `store` into one for pytest; the fixture `open_store` opens the store."""
+    """Turn an async test of a `store` into one for pytest; the fixture `open_store` opens the store."""
 
     async def opened(self: object, open_store: OpenStore[Any], **fixtures: Any) -> None:
         async with Opened(open_store) as store:

@@ -48,14 +48,14 @@ class _Least(Generic[_Rank]):
 
 
 class _Rounds(_Least[tuple[int, int]]):
-    """Leasable executors, ranked by when each last served. Each has one cycle per round, in the order that clients ask for. So no executor
+    """Leasable executors, ranked by when each last served. Each serves once per round, in the order that clients ask for. So no executor
     waits longer than the rest of a round plus the next one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._newest = self._began = 0
         self._owed: list[int] = []
-        """The executors without a cycle in this round yet, sorted by number."""
+        """The executors that have not served in this round yet, sorted by number."""
 
     def note(self, number: int, rank: tuple[int, int] | None) -> None:
         if self.ranks.get(number) == rank:
@@ -171,7 +171,7 @@ class ExecutorIndex:
         return None if first is None else self.executors[first[1]]
 
     def take_stocked(self, client_id: str) -> PartitionExecutor | None:
-        """The executor for this client's lease: among those without a cycle in this round, the next by number after the client's last one,
+        """The executor for this client's lease: among those that have not served in this round, the next by number after the client's last one,
         or for a new client the one that has waited longest. It is not returned again until it is touched."""
         self._file()
         number = self._stocked.after(self._served.get(client_id))

@@ -156,7 +156,7 @@ class LeaseScheduler:
         return groups, anywhere
 
     def _servable(self, late: list[Ticket], now: Millis) -> Iterator[Ticket]:
-        """The next waiters; per lease key only the first, and none whose earlier lease may still cycle up.
+        """The next waiters; per lease key only the first, and none whose earlier lease may still turn up.
 
         Adds to `late` the waiters whose lease would come too late, and those for which nothing can come any more.
         """

@@ -165,7 +165,7 @@ class PartitionExecutor:
         return self.takes_work and not (isinstance(work, TakeOut | Compact) and work.opening not in (None, self.opening))
 
     def may_hold(self, name: tuple[str, str]) -> bool:
-        """Whether live leases under this (client, lease key) may cycle up when the partition opens (again).
+        """Whether live leases under this (client, lease key) may turn up when the partition opens (again).
 
         False for an open one, whose leases are known. A preparing partition never gave any, and those of a stopped one are lost.
         """
