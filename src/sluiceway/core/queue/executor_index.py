@@ -171,8 +171,8 @@ class ExecutorIndex:
         return None if first is None else self.executors[first[1]]
 
     def take_stocked(self, client_id: str) -> PartitionExecutor | None:
-        """The executor for this client's lease: among those that have not served in this round, the next by number after the client's last one,
-        or for a new client the one that has waited longest. It is not returned again until it is touched."""
+        """The executor for this client's lease: among those that have not served in this round, the next by number after the client's
+        last one, or for a new client the one that has waited longest. It is not returned again until it is touched."""
         self._file()
         number = self._stocked.after(self._served.get(client_id))
         if number is None:
