@@ -24,7 +24,7 @@ import pyspark
 from sluiceway.spark import options
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.session import find_java_home
-from tests.campaigns.cluster.fleet import Fleet, Instance, started
+from tests.campaigns.kit.fleet import Fleet, Instance, started
 from tests.server.server_guarded import ADMIN_KEY, certified
 from tests.server.server_process import PATIENCE
 from tests.spark.spark_world import PATIENCE as SPARK_PATIENCE

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-from tests.campaigns.cluster.cutting import HOST, Switchboard
-from tests.campaigns.cluster.fleet import Instance
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.fleet import Instance
+from tests.campaigns.kit.lines import HOST, Switchboard
+from tests.campaigns.kit.report import Report
 from tests.spark.spark_standalone import Driver, Pair, Spark, pair, spark_cluster
 from tests.spark.spark_world import until
 

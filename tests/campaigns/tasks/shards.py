@@ -16,8 +16,8 @@ import boto3
 from botocore.config import Config as ClientConfig
 
 from sluiceway.client import Client
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.crash.ledger import Tally, payload_of
+from tests.campaigns.kit.ledger import Tally, payload_of
+from tests.campaigns.kit.report import Report
 from tests.campaigns.tasks.processes import Config, Tasks, alive, kill, running, thaw
 from tests.campaigns.tasks.records import Book, Place, ids, produced, take_all
 from tests.server.server_process import COMMAND, PATIENCE, ServerProcess

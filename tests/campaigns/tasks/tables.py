@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sluiceway.client import Client
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.report import Report
 from tests.campaigns.tasks.bank import PUBLICATION, Bank, apply_changes, differences
 from tests.campaigns.tasks.processes import Config, SparkTasks, Tasks, kill, running
 from tests.campaigns.tasks.records import take_all

@@ -1,23 +1,25 @@
 """Load on all queues by way of all instances, with a ledger outside; and how the whole is judged.
 
-Producers and consumers are those of the crash rounds. Each has a home, the instance that it calls, and goes elsewhere for a while when that
-fails.
+Each producer and consumer has a home, the instance that it calls, and goes elsewhere for a while when that fails.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 
-from tests.campaigns.cluster.fleet import Fleet
-from tests.campaigns.crash.ledger import Ledger, Tally, name_of
-from tests.campaigns.crash.load import LEASE_TIMEOUT, MAX_ATTEMPTS, Address, Answer, Load, call
+from tests.campaigns.kit.fleet import Fleet, started
+from tests.campaigns.kit.history import History, faults
+from tests.campaigns.kit.ledger import Ledger, Tally, name_of, payload_of
+from tests.campaigns.kit.load import LEASE_TIMEOUT, MAX_ATTEMPTS, Address, Answer, Load, call
+from tests.campaigns.kit.report import Report
 from tests.server.server_process import wait_until
 
 DEAD_QUEUE = "dead"
@@ -66,11 +68,15 @@ def only(fleet: Fleet, home: int) -> Address:
 class Traffic:
     """The queues, their ledgers and the load on them. What is wrong is in the tally."""
 
-    def __init__(self, fleet: Fleet, tally: Tally, queues: Mapping[str, int] = QUEUES) -> None:
+    ledger: ClassVar[type[Ledger]] = Ledger
+
+    def __init__(self, fleet: Fleet, queues: Mapping[str, int] = QUEUES) -> None:
         self.fleet = fleet
-        self.tally = tally
+        self.tally = Tally()
         self.queues = queues
-        self.ledgers = {queue: Ledger(tally) for queue in queues}
+        self.ledgers = {queue: self.ledger(self.tally) for queue in queues}
+        self.history: History | None = None
+        """Who writes the partitions, where that is watched."""
         self.http = httpx.Client(limits=httpx.Limits(max_connections=None))
         self._loads: list[Load] = []
         self._starts = 0
@@ -106,27 +112,42 @@ class Traffic:
         assert answers[-1].outcome == "done", f"{call_name} is not done: {answers[-1].problem}, and something was wrong already"
         return answers[-1].body
 
+    def put(self, queue: str, partition: int, name: str, address: Address, patience: int, **fields: Any) -> Answer:
+        """One try to add the item of that name to that partition, of which the ledger is told."""
+        ledger = self.ledgers[queue]
+        ledger.sending([name])
+        item = {"payload": base64.b64encode(payload_of(name).encode()).decode()}
+        answer = self.try_to("storage/items.import", address, patience, queue_name=queue, partition=partition, items=[item], **fields)
+        if answer.outcome == "done":
+            ledger.stored([name], answer.body["first_id"])
+        elif answer.outcome == "refused":
+            ledger.refused([name])
+        return answer
+
     # -- load -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """A producer and a consumer of each queue at every home."""
+        """Load on each queue at every home."""
         self._starts += 1
-        self._loads = [
-            Load(
-                ledger,
-                Door(self.fleet, home),
-                f"{queue}-{self._starts}h{home}",
-                request_timeout=REQUEST_TIMEOUT,
-                queue=queue,
-                producers=1,
-                consumers=1,
-                pause=PAUSE,
-            )
-            for queue, ledger in self.ledgers.items()
-            for home in range(self.fleet.homes)
-        ]
+        self._loads = [self._load(queue, home) for queue in self.queues for home in range(self.fleet.homes)]
         for load in self._loads:
             load.start()
+
+    def _load(self, queue: str, home: int) -> Load:
+        """A producer and a consumer."""
+        return Load(
+            self.ledgers[queue],
+            Door(self.fleet, home),
+            queue,
+            self._who(queue, home),
+            REQUEST_TIMEOUT,
+            producers=1,
+            consumers=1,
+            pause=PAUSE,
+        )
+
+    def _who(self, queue: str, home: int) -> str:
+        return f"{queue}-{self._starts}h{home}"
 
     def progress(self, count: int) -> None:
         """Wait until so many items more were acknowledged, in every queue."""
@@ -145,9 +166,9 @@ class Traffic:
                 Load(
                     ledger,
                     only(self.fleet, home),
+                    queue,
                     f"{queue}-{self._starts}drain",
-                    request_timeout=REQUEST_TIMEOUT,
-                    queue=queue,
+                    REQUEST_TIMEOUT,
                     producers=0,
                     consumers=DRAIN_CONSUMERS,
                 )
@@ -210,7 +231,44 @@ class Traffic:
         wait_until(take, "an empty dead queue")
         return taken
 
-    def summary(self) -> str:
-        counts = self.tally.counts
-        good = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()) if kind not in Tally.WRONG)
-        return f"{good}; " + ", ".join(f"{counts[kind]} {kind}" for kind in Tally.WRONG)
+    def judge(self, report: Report) -> None:
+        """What the ledger, the logs and the history of the partitions have to say."""
+        report.say(self.tally.summary())
+        for line in (*self.tally.examples[:20], *self.fleet.check_logs()):
+            report.fail(line)
+        if self.history is not None:
+            writes = self.history.writes()
+            for line in faults(writes)[:20]:
+                report.fail(line)
+            writers = len({write.writer for write in writes})
+            fences = len({(write.place, write.fence) for write in writes})
+            report.say(f"{len(writes)} writes by {writers} processes under {fences} fences")
+
+
+AnyTraffic = TypeVar("AnyTraffic", bound=Traffic)
+
+
+@contextlib.contextmanager
+def loaded(traffic: AnyTraffic) -> Iterator[AnyTraffic]:
+    """The fleet runs, and has the queues, until the block ends, however that comes; nothing is produced yet."""
+    with started(traffic.fleet):
+        try:
+            traffic.create_queues()
+            yield traffic
+        finally:
+            traffic.end()
+
+
+@contextlib.contextmanager
+def judged(report: Report, traffic: AnyTraffic) -> Iterator[AnyTraffic]:
+    """The same, and what has become of it is judged when the block ends."""
+    with loaded(traffic):
+        report.say(f"{traffic.fleet.homes} instances are ready")
+        try:
+            yield traffic
+        except Exception:
+            # What came first says more.
+            for line in traffic.tally.examples[:20]:
+                report.fail(line)
+            raise
+        traffic.judge(report)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.campaigns.cluster.cutting import HOST, Direction, Line, Switchboard
+from tests.campaigns.kit.lines import HOST, Direction, Line, Switchboard
 from tests.server.server_process import PATIENCE, wait_until
 
 

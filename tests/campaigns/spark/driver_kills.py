@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.report import Report
 from tests.campaigns.spark import judging
 from tests.campaigns.spark.driver import Work
 from tests.campaigns.spark.hooks import Stage

@@ -12,8 +12,7 @@ from pathlib import Path
 import httpx
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.campaigns.cluster.fleet import Instance, PostgresFleet, postgres_url
-from tests.campaigns.cluster.history import History
+from tests.campaigns.kit.fleet import Instance, PostgresFleet, postgres_url
 from tests.campaigns.rebalance.holding import PostgresSteps, SqliteSteps
 from tests.server.server_process import COMMAND, wait_until
 from tests.servers.postgres_server import PostgresServer
@@ -119,10 +118,6 @@ class MixedFleet(PostgresFleet):
     def _affinities(url: str) -> dict[str, float]:
         listed = httpx.post(f"{url}/v1/backends.list", json={}, timeout=60).json()
         return {each["backend"]: each["partition_affinity"] for each in listed["items"]}
-
-    def writers(self) -> History:
-        """Who writes the partitions that lie in PostgreSQL, from now on; one must have been opened there."""
-        return History(self._dsn)
 
     def steps(self) -> PostgresSteps:
         """The steps of the rebalances, where the meta store is in PostgreSQL; the fleet must run."""

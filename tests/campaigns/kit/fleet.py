@@ -19,8 +19,8 @@ from urllib.parse import quote, urlencode
 import httpx
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.campaigns.cluster.cutting import HOST, Line, Switchboard
-from tests.campaigns.cluster.history import History
+from tests.campaigns.kit.history import History
+from tests.campaigns.kit.lines import HOST, Line, Switchboard
 from tests.server.server_process import COMMAND, PATIENCE, wait_until
 from tests.servers.postgres_server import PostgresServer
 
@@ -33,14 +33,20 @@ class Instance:
     """`sluiceway serve` on a data directory of its own. `config` makes its configuration file anew for each start, told its number."""
 
     def __init__(
-        self, folder: Path, name: str, config: Callable[[int], str], flags: Sequence[str] = (), command: Sequence[str] = COMMAND
+        self,
+        folder: Path,
+        name: str,
+        config: Callable[[int], str],
+        flags: Sequence[str] = (),
+        command: Sequence[str] = COMMAND,
+        data: Path | None = None,
     ) -> None:
         self.name = name
         self.url = ""
         """Where it is, or was when it was last there."""
         self.starts = 0
         self.log = folder / f"{name}.log"
-        self._data = folder / name
+        self._data = data or folder / name
         self._config = config
         self._flags = flags
         self._command = command
@@ -113,7 +119,7 @@ class Instance:
         return self._reap()
 
     def _reap(self) -> int:
-        process, self._child = self._process, None
+        process, self._child, self.is_frozen = self._process, None, False
         code = process.wait(PATIENCE)
         assert process.stdout is not None
         process.stdout.close()
@@ -209,7 +215,7 @@ class PostgresFleet(Fleet):
         super().__init__([Instance(folder, f"i{n}", self._config_of(n), command=command) for n in range(size)])
 
     def history(self) -> History:
-        """From now on; a queue must have been created."""
+        """Who writes the partitions that lie in PostgreSQL, from now on; one must have been opened there."""
         return History(make_conninfo("", **self._parts))
 
     def _await(self, instance: Instance) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.campaigns.crash.ledger import Tally, payload_of
+from tests.campaigns.kit.ledger import Tally, payload_of
 from tests.campaigns.tasks.bank import Bank, apply_changes, differences
-from tests.campaigns.tasks.campaign import SCENARIOS, arguments
 from tests.campaigns.tasks.processes import mistakes
 from tests.campaigns.tasks.records import Book, Place, Taken
 from tests.servers.postgres_server import PostgresServer, server_or_skip
@@ -128,14 +127,7 @@ def test_changes_in_another_order_are_found(bank: Bank) -> None:
     assert apply_changes(bank, [*CHANGES[:3], CHANGES[4], CHANGES[3]])
 
 
-# ---- the campaign -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
-def test_each_scenario_says_what_it_does(scenario: Callable[..., None]) -> None:
-    assert scenario.__doc__
-    assert arguments().parse_args([]).scenarios == []
-
+# ---- logs --------------------------------------------------------------------------------------------------------------
 
 SPARKS = """\
 Traceback (most recent call last):

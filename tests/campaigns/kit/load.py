@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import httpx
 
 from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
-from tests.campaigns.crash.ledger import Ledger, payload_of
+from tests.campaigns.kit.ledger import Ledger, payload_of
 
-QUEUE, DEAD_QUEUE = "q", "dead"
 PRODUCERS, CONSUMERS = 2, 3
 LEASE_TIMEOUT = 1_500
 MAX_ATTEMPTS = 6
@@ -106,10 +105,10 @@ class Load:
         self,
         ledger: Ledger,
         address: Address,
+        queue: str,
         seed: str,
         request_timeout: int = REQUEST_TIMEOUT,
         ways: Sequence[str] = WAYS,
-        queue: str = QUEUE,
         producers: int = PRODUCERS,
         consumers: int = CONSUMERS,
         pause: float = 0.0,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.rebalance.fleet import MixedFleet
+from tests.campaigns.kit.report import Report
+from tests.campaigns.rebalance.mixed_fleet import MixedFleet
 from tests.server.server_process import wait_until
 
 ENDED_WITHIN = 180.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import threading
 import time
@@ -10,9 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from tests.campaigns.cluster.traffic import DEAD_QUEUE, Door, Traffic
-from tests.campaigns.crash.ledger import payload_of
-from tests.campaigns.crash.load import Answer
+from tests.campaigns.kit.load import Answer
+from tests.campaigns.kit.traffic import DEAD_QUEUE, Door, Traffic
 
 POLL_INTERVAL = 0.1
 TRY_TIMEOUT = 1_000
@@ -78,15 +76,6 @@ def longest_hole(traffic: Traffic, label: str, home: int, is_over: Callable[[], 
 
 
 def _try(traffic: Traffic, door: Door, queue: str, partition: int, name: str) -> Answer:
-    where = {"queue_name": queue, "partition": partition}
     if queue == DEAD_QUEUE:
-        return traffic.try_to("storage/items.list", door, PATIENCE, limit=1, **where)
-    ledger = traffic.ledgers[queue]
-    ledger.sending([name])
-    item = {"payload": base64.b64encode(payload_of(name).encode()).decode()}
-    answer = traffic.try_to("storage/items.import", door, PATIENCE, items=[item], request_timeout=f"{TRY_TIMEOUT}ms", **where)
-    if answer.outcome == "done":
-        ledger.stored([name], answer.body["first_id"])
-    elif answer.outcome == "refused":
-        ledger.refused([name])
-    return answer
+        return traffic.try_to("storage/items.list", door, PATIENCE, limit=1, queue_name=queue, partition=partition)
+    return traffic.put(queue, partition, name, door, PATIENCE, request_timeout=f"{TRY_TIMEOUT}ms")

@@ -58,6 +58,10 @@ class Tally:
     def faults(self) -> int:
         return sum(self.counts[kind] for kind in self.WRONG)
 
+    def summary(self) -> str:
+        good = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()) if kind not in self.WRONG)
+        return f"{good}; " + ", ".join(f"{self.counts[kind]} {kind}" for kind in self.WRONG)
+
 
 class Ledger:
     """Thread safe. Calls before a request say what may happen, calls after its answer what did."""

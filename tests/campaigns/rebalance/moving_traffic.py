@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import httpx
@@ -13,11 +13,11 @@ import httpx
 from sluiceway.client import Client
 from sluiceway.client.errors import CallError
 from sluiceway.client.protocol import About, call
-from tests.campaigns.cluster.fleet import Fleet
-from tests.campaigns.cluster.report import quantile
-from tests.campaigns.cluster.traffic import PAUSE, REQUEST_TIMEOUT, Door, Traffic, only
-from tests.campaigns.crash.ledger import Ledger, Tally
-from tests.campaigns.crash.load import Address, Answer, Consumer, Load, Producer, Worker
+from tests.campaigns.kit.fleet import Fleet
+from tests.campaigns.kit.ledger import Ledger
+from tests.campaigns.kit.load import Answer, Consumer, Load, Producer, Worker
+from tests.campaigns.kit.report import quantile
+from tests.campaigns.kit.traffic import PAUSE, REQUEST_TIMEOUT, Door, Traffic, only
 
 KEPT_KEYS = 300
 """So many produces of each producer are repeated now and then, long after they were done."""
@@ -186,29 +186,17 @@ class ClientLoad(RepeatingLoad):
 class MovingTraffic(Traffic):
     """`by_client`: the Python client makes the calls; no instance may be killed then, as each of its users has one URL."""
 
-    def __init__(self, fleet: Fleet, tally: Tally, queues: Mapping[str, int], by_client: bool, ways: Sequence[str] | None = None) -> None:
-        super().__init__(fleet, tally, queues)
-        self.ledgers = {queue: MovingLedger(tally) for queue in queues}
+    ledger = MovingLedger
+
+    def __init__(self, fleet: Fleet, queues: Mapping[str, int], by_client: bool) -> None:
+        super().__init__(fleet, queues)
         self.calls = Calls()
         self._by_client = by_client
 
-    def start(self) -> None:
-        self._starts += 1
-        self._loads = [self._load(queue, home) for queue in self.ledgers for home in range(self.fleet.homes)]
-        for load in self._loads:
-            load.start()
-
     def _load(self, queue: str, home: int) -> Load:
-        who = f"{queue}-{self._starts}h{home}"
         each = max(1, MIN_CLIENTS // self.fleet.homes)
-        size: dict[str, Any] = {
-            "queue": queue,
-            "producers": each,
-            "consumers": 2 * each,
-            "pause": PAUSE,
-            "request_timeout": REQUEST_TIMEOUT,
-        }
+        size: dict[str, Any] = {"request_timeout": REQUEST_TIMEOUT, "producers": each, "consumers": 2 * each, "pause": PAUSE}
+        who = queue, self._who(queue, home)
         if self._by_client:
-            address: Address = only(self.fleet, home)
-            return ClientLoad(self.calls, self.ledgers[queue], address, who, **size)
-        return RepeatingLoad(self.ledgers[queue], Door(self.fleet, home), who, **size)
+            return ClientLoad(self.calls, self.ledgers[queue], only(self.fleet, home), *who, **size)
+        return RepeatingLoad(self.ledgers[queue], Door(self.fleet, home), *who, **size)

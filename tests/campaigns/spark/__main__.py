@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.cluster.scenarios import conduct
+from tests.campaigns.kit import command
+from tests.campaigns.kit.report import Report
 from tests.campaigns.spark.control import run_control
-from tests.campaigns.spark.kills import POINTS, run_kills
+from tests.campaigns.spark.driver_kills import POINTS, run_kills
 from tests.campaigns.spark.shared import run_late, run_shared
 from tests.campaigns.spark.trouble import run_idle, run_moved, run_servers, run_workers
 from tests.campaigns.spark.versions import OTHERS, run_versions
@@ -25,12 +25,15 @@ from tests.spark.spark_standalone_kills import run_standalone
 _NOT_OURS = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
 
 
-class Campaign:
-    """Each scenario has processes and a folder of its own."""
+class Campaign(command.Campaign):
+    name = "spark"
 
-    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
-        self._given = given
-        self._folder = folder
+    def __init__(self, given: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
+        super().__init__(given, folder, stack)
+        # What a user's shell says of Spark and of servers is not for these.
+        for name in [name for name in os.environ if name in _NOT_OURS or (name.startswith("SLUICEWAY_") and "_TEST_" not in name)]:
+            del os.environ[name]
+        os.environ["no_proxy"] = "*"
 
     def kills(self, report: Report) -> None:
         """kill −9 the driver, with all that belongs to it, at each stage of a batch: the first, a middle one and the last"""
@@ -76,51 +79,18 @@ class Campaign:
         """the tests of Spark with the other PySpark that is supported"""
         run_versions(report, self._new_folder(report.name), self._given.pyspark or OTHERS)
 
-    def _new_folder(self, name: str) -> Path:
-        folder = self._folder / name
-        folder.mkdir()
-        return folder
-
-
-SCENARIOS: dict[str, Callable[[Campaign, Report], None]] = {
-    "kills": Campaign.kills,
-    "control": Campaign.control,
-    "workers": Campaign.workers,
-    "servers": Campaign.servers,
-    "moved": Campaign.moved,
-    "idle": Campaign.idle,
-    "shared": Campaign.shared,
-    "late": Campaign.late,
-    "standalone": Campaign.standalone,
-    "volume": Campaign.volume,
-    "versions": Campaign.versions,
-}
-
-
-def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="make test-spark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    told = "; ".join(f"{name}: {scenario.__doc__}" for name, scenario in SCENARIOS.items())
-    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []], default=[], help=f"all if none is named. {told}")
-    parser.add_argument("--rounds", type=int, default=3, choices=[1, 2, 3], help="of `kills`: in how many batches at each point")
-    parser.add_argument(
-        "--point", action="append", choices=[point.name for point in POINTS], help="of `kills`: only this one; may be repeated"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of `shared`: for its outcomes, triggers and kills")
-    parser.add_argument("--items", type=int, default=1_000_000, help="of `volume`")
-    parser.add_argument("--pyspark", action="append", help=f"of `versions`: this version instead of {', '.join(OTHERS)}; may be repeated")
-    parser.add_argument("--json", action="store_true", help="the last line is a JSON object")
-    parser.add_argument("--keep", type=Path, help="a folder, made anew, that keeps logs and data")
-    return parser
-
-
-def main() -> int:
-    given = arguments().parse_args()
-    # What a user's shell says of Spark and of servers is not for these.
-    for name in [name for name in os.environ if name in _NOT_OURS or (name.startswith("SLUICEWAY_") and "_TEST_" not in name)]:
-        del os.environ[name]
-    os.environ["no_proxy"] = "*"
-    return conduct("spark", given, SCENARIOS, lambda folder, _: Campaign(given, folder.resolve()))
+    @classmethod
+    def _add_options(cls, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--rounds", type=int, default=3, choices=[1, 2, 3], help="of `kills`: in how many batches at each point")
+        parser.add_argument(
+            "--point", action="append", choices=[point.name for point in POINTS], help="of `kills`: only this one; may be repeated"
+        )
+        parser.add_argument("--seed", type=int, default=1, help="of `shared`: for its outcomes, triggers and kills")
+        parser.add_argument("--items", type=int, default=1_000_000, help="of `volume`")
+        parser.add_argument(
+            "--pyspark", action="append", help=f"of `versions`: this version instead of {', '.join(OTHERS)}; may be repeated"
+        )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Campaign.run())

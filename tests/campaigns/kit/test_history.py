@@ -12,7 +12,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Fence, PartitionRef
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import cycle
-from tests.campaigns.cluster.history import History, Write, faults, instance_of, written_too_late
+from tests.campaigns.kit.history import History, Write, faults, instance_of, written_too_late
 from tests.servers.postgres_server import PostgresServer, server_or_skip
 
 PLACE = ("k7f3q2ma", 0)

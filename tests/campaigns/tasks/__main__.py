@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.cluster.scenarios import conduct
+from tests.campaigns.kit import command
+from tests.campaigns.kit.report import Report
 from tests.campaigns.tasks.cost import run_cost
 from tests.campaigns.tasks.processes import BatchTasks, PlainTasks, SparkTasks
 from tests.campaigns.tasks.schedules import run_schedules
@@ -22,12 +20,8 @@ from tests.campaigns.tasks.tables import run_tables
 from tests.servers.kafka_server import KafkaServer, NoServerError
 
 
-class Campaign:
-    """Each scenario has processes and a folder of its own."""
-
-    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
-        self._given = given
-        self._folder = folder
+class Campaign(command.Campaign):
+    name = "tasks"
 
     def schedules(self, report: Report) -> None:
         """simulated fault schedules of the protocol, and what breaks without each of its rules"""
@@ -70,47 +64,20 @@ class Campaign:
     def _make(self) -> Make:
         return PlainTasks if self._given.plain else SparkTasks
 
-    def _new_folder(self, name: str) -> Path:
-        folder = self._folder / name
-        folder.mkdir()
-        return folder
-
-
-SCENARIOS: dict[str, Callable[[Campaign, Report], None]] = {
-    "schedules": Campaign.schedules,
-    "kinesis": Campaign.kinesis,
-    "postgres": Campaign.postgres,
-    "batches": Campaign.batches,
-    "frozen": Campaign.frozen,
-    "kafka": Campaign.kafka,
-    "cost": Campaign.cost,
-}
-
-
-def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="make test-tasks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    told = "; ".join(f"{name}: {scenario.__doc__}" for name, scenario in SCENARIOS.items())
-    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []], default=[], help=f"all if none is named. {told}")
-    parser.add_argument("--seeds", type=int, default=50_000, help="of `schedules`")
-    parser.add_argument("--first", type=int, default=0, help="of `schedules`: the first seed")
-    parser.add_argument("--plain", action="store_true", help="tasks are plain processes, without Spark (but for `batches`)")
-    parser.add_argument(
-        "--seconds", type=float, default=90.0, help="of trouble in `kinesis`, `postgres` and `batches`; half as many in `kafka`"
-    )
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between two kills in `kinesis` and `kafka`")
-    parser.add_argument("--freezes", type=int, default=4, help="of `frozen`: how many tasks are frozen, one after the other")
-    parser.add_argument("--members", type=int, default=200, help="of `cost`: tasks")
-    parser.add_argument("--partitions", type=int, default=2_000, help="of `cost`")
-    parser.add_argument("--seed", type=int, default=0, help="whom what happens to")
-    parser.add_argument("--json", action="store_true", help="the last line is a JSON object")
-    parser.add_argument("--keep", type=Path, help="a folder, made anew, that keeps logs and data")
-    return parser
-
-
-def main() -> int:
-    given = arguments().parse_args()
-    return conduct("tasks", given, SCENARIOS, lambda folder, _: Campaign(given, folder))
+    @classmethod
+    def _add_options(cls, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--seeds", type=int, default=50_000, help="of `schedules`")
+        parser.add_argument("--first", type=int, default=0, help="of `schedules`: the first seed")
+        parser.add_argument("--plain", action="store_true", help="tasks are plain processes, without Spark (but for `batches`)")
+        parser.add_argument(
+            "--seconds", type=float, default=90.0, help="of trouble in `kinesis`, `postgres` and `batches`; half as many in `kafka`"
+        )
+        parser.add_argument("--every", type=float, default=10.0, help="seconds between two kills in `kinesis` and `kafka`")
+        parser.add_argument("--freezes", type=int, default=4, help="of `frozen`: how many tasks are frozen, one after the other")
+        parser.add_argument("--members", type=int, default=200, help="of `cost`: tasks")
+        parser.add_argument("--partitions", type=int, default=2_000, help="of `cost`")
+        parser.add_argument("--seed", type=int, default=0, help="whom what happens to")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Campaign.run())

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.campaigns.spark.campaign import SCENARIOS
+from tests.campaigns.spark.__main__ import Campaign
 from tests.campaigns.spark.control import WHERE
+from tests.campaigns.spark.driver_kills import POINTS
 from tests.campaigns.spark.judging import folders, judge_names, judge_outcomes, judge_reads
-from tests.campaigns.spark.kills import POINTS
 from tests.campaigns.spark.sabotages import SABOTAGES
 
 GOOD = {"produced": 3, "completed": 1, "retried": 1, "dead": 1, "total": 0, "leases": 0}
@@ -113,4 +113,4 @@ def test_each_sabotage_has_a_point_at_which_it_is_found() -> None:
 def test_the_page_tells_of_every_point_and_every_scenario(repository: Path) -> None:
     page = (repository / "docs" / "spark-campaign.md").read_text()
     told = re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE)
-    assert set(told) == {*SCENARIOS, *(point.name for point in POINTS)}
+    assert set(told) == {*Campaign.scenarios(), *(point.name for point in POINTS)}

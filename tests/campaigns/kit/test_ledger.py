@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.campaigns.crash.ledger import Ledger, Tally, name_of, payload_of
+from tests.campaigns.kit.ledger import Ledger, Tally, name_of, payload_of
 
 NAMES = ["p.1.0", "p.1.1"]
 EMPTY: Counter[str] = Counter()

@@ -1,6 +1,6 @@
 """Tasks for control groups: a capture that does not do what it must. A campaign that finds nothing wrong with these finds nothing.
 
-`SLUICEWAY_SABOTAGE` names what; otherwise as `tasks_campaign.member`.
+`SLUICEWAY_SABOTAGE` names what; otherwise as `tests.campaigns.tasks.member`.
 """
 
 from __future__ import annotations

@@ -6,10 +6,6 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from tests.campaigns.cluster.fleet import Fleet
-from tests.campaigns.cluster.history import History, faults
-from tests.campaigns.cluster.traffic import Traffic
-
 
 class Report:
     """Of one scenario. Says at once what it is told; `wrong` is what makes the campaign fail."""
@@ -46,22 +42,6 @@ class Report:
         """Notes it if the value is above what was aimed at."""
         if value > aim:
             self.missed.append(f"{what} {value:.3g}, aim {aim:g}")
-
-    def judge(self, traffic: Traffic, fleet: Fleet, history: History | None) -> None:
-        """What the ledger, the logs and the history of the partitions have to say."""
-        self.say(traffic.summary())
-        for line in traffic.tally.examples[:20]:
-            self.fail(line)
-        for line in fleet.check_logs():
-            self.fail(line)
-        if history is not None:
-            writes = history.writes()
-            found = faults(writes)
-            for line in found[:20]:
-                self.fail(line)
-            writers = len({write.writer for write in writes})
-            fences = len({(write.place, write.fence) for write in writes})
-            self.say(f"{len(writes)} writes by {writers} processes under {fences} fences")
 
 
 def most_and_median(seconds: Sequence[float]) -> str:

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.cluster.scenarios import summed_up
-from tests.campaigns.crash.ledger import Tally
-from tests.campaigns.rebalance.campaign import SCENARIOS, arguments
+from tests.campaigns.kit.ledger import Tally
 from tests.campaigns.rebalance.copying import Item, differences
 from tests.campaigns.rebalance.moves import steps_between
-from tests.campaigns.rebalance.moving import wrong_entries, wrong_steps
+from tests.campaigns.rebalance.moving_traffic import Calls, MovingLedger
 from tests.campaigns.rebalance.order import Order
-from tests.campaigns.rebalance.traffic import Calls, MovingLedger
+from tests.campaigns.rebalance.rebalance_judging import wrong_entries, wrong_steps
 
 
 def order_of(*numbers: int) -> Order:
@@ -166,21 +163,3 @@ def test_a_slow_call_is_laid_to_the_steps_that_were_under_way() -> None:
     new_year = 1_767_225_600.0
     assert [*steps_between(found, new_year + 1.2, new_year + 2.5)] == ["q shut", "q keys", "q drain"]
     assert [*steps_between(found, new_year - 9, new_year - 8)] == [*steps_between(found, new_year + 8, new_year + 9)] == []
-
-
-def test_every_scenario_can_be_named_and_others_cannot() -> None:
-    assert arguments().parse_args([*SCENARIOS]).scenarios == [*SCENARIOS]
-    assert arguments().parse_args([]).scenarios == []
-    with pytest.raises(SystemExit):
-        arguments().parse_args(["nonsense"])
-
-
-def test_the_last_line_says_ok_only_if_nothing_was_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = Report("good"), Report("bad")
-    good.figure("1 item/s")
-    good.aim("p99", 4.0, 3.0)
-    assert summed_up([good], 1) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "ok: 0 wrong in 1 scenarios, 1 s | good: 1 item/s | aims missed: good: p99 4, aim 3"
-    bad.fail("lost")
-    assert summed_up([good, bad], 1) == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("FAILED: 1 wrong in 2 scenarios")

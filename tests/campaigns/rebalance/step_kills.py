@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.rebalance.fleet import LOCAL, SHARED, MixedFleet
+from tests.campaigns.kit.report import Report
 from tests.campaigns.rebalance.holding import Held, PostgresSteps, Step
-from tests.campaigns.rebalance.moving import Moves, ask, place
-from tests.campaigns.rebalance.traffic import MovingTraffic
+from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, MixedFleet
+from tests.campaigns.rebalance.moving_traffic import MovingTraffic
+from tests.campaigns.rebalance.rebalance_judging import Moves, ask, place
 from tests.server.server_process import PATIENCE, wait_until
 
 Way = Literal["before", "after", "frozen"]
