@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import random
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.campaigns.kit.history import History
 from tests.campaigns.kit.lines import HOST, Line, Switchboard
 from tests.server.server_process import COMMAND, PATIENCE, wait_until
+from tests.servers import pids
 from tests.servers.postgres_server import PostgresServer
 
 _fleets = itertools.count()
@@ -91,7 +90,7 @@ class Instance:
 
     def children(self) -> list[int]:
         """The processes that it has started."""
-        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        return pids.children(self.pid)
 
     def kill(self) -> None:
         """As a power cut would: no chance to tidy up."""
@@ -101,11 +100,10 @@ class Instance:
     def freeze(self) -> None:
         """Let it do nothing more; returns when that is so."""
         self.is_frozen = True
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        pids.stop(self.pid)
 
     def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        pids.thaw(self.pid)
         self.is_frozen = False
         self._hung_until = time.monotonic() + HANGOVER
 
@@ -255,12 +253,11 @@ class WorkerFleet(Fleet):
         left = self.workers() if self.instances[0].runs else []
         super().end()
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            pids.kill(pid)
 
     def strike(self, chance: random.Random) -> Revival:
         pid = chance.choice(self.workers())
-        os.kill(pid, signal.SIGKILL)
+        pids.kill(pid)
         return Revival(f"worker {pid}", lambda: None)
 
 

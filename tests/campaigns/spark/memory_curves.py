@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.servers.pids import descendants
+
 EVERY = 1.0
 """Seconds between two samples."""
 FEWEST = 30
@@ -101,26 +103,6 @@ def _measured(path: Path, name: str) -> float:
     except OSError:
         return 0.0
     return int(found[1]) / 1024 if found else 0.0
-
-
-def descendants(pid: int) -> Sequence[int]:
-    """All processes that come from this one, and live."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                # The name before it may have anything in it but for its last bracket.
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
-    unseen = [pid]
-    while unseen:
-        mine = children.get(unseen.pop(), [])
-        found += mine
-        unseen += mine
-    return found
 
 
 def _name(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""Processes that stand still."""
+"""Processes by their ids, as /proc has them: what belongs to one, and how it is killed or made to stand still."""
 
 from __future__ import annotations
 
@@ -11,6 +11,56 @@ from pathlib import Path
 
 PATIENCE = 30.0
 """Seconds until a process has to stand still."""
+
+
+def kill(pid: int) -> None:
+    """If it is there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def thaw(pid: int) -> None:
+    os.kill(pid, signal.SIGCONT)
+
+
+def is_alive(pid: int) -> bool:
+    return bool(_stat(pid)) and _stat(pid)[0] not in "ZX"
+
+
+def parent(pid: int) -> int:
+    """0 if there is no such process any more."""
+    found = _stat(pid)
+    return int(found[1]) if found else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of proc_pid_stat(5) from the state on. The name before it may have anything in it but for its last bracket."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def children(pid: int) -> list[int]:
+    """The processes that it has started and that are there."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, listed.read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below that one."""
+    found = children(pid)
+    for below in found:
+        found += children(below)
+    return found
 
 
 def stop(pid: int) -> None:
@@ -48,7 +98,7 @@ def freeze(pid: int, store: Path) -> None:
             try:
                 look.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:
-                os.kill(pid, signal.SIGCONT)
+                thaw(pid)
             else:
                 look.execute("ROLLBACK")
                 return
