@@ -118,19 +118,19 @@ bench-scale: setup ## What size costs: long lines, single leases, mass expiry, m
 	@$(BIN)/python -m bench hung
 
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
-	@$(BIN)/python $(if $(ROUNDS),-m tests.campaigns.crash.campaign $(ROUNDS),-m pytest -m crash) $(ARGS)
+	@$(BIN)/python $(if $(ROUNDS),-m tests.campaigns.crash $(ROUNDS),-m pytest -m crash) $(ARGS)
 
 test-cluster: setup ## Kill, freeze, cut off and stop instances of real clusters under load (ARGS='kills --seconds 30': some of it)
-	@$(BIN)/python -m tests.campaigns.cluster.campaign $(ARGS)
+	@$(BIN)/python -m tests.campaigns.cluster $(ARGS)
 
 test-rebalance: setup ## Add, remove and move partitions of real servers under load, and kill them at every step (ARGS='order copies': some of it)
-	@$(BIN)/python -m tests.campaigns.rebalance.campaign $(ARGS)
+	@$(BIN)/python -m tests.campaigns.rebalance $(ARGS)
 
 test-tasks: setup ## Simulated schedules, and captures of real streams whose tasks are killed and frozen (ARGS='schedules --seeds 2000': some of it)
-	@$(BIN)/python -m tests.campaigns.tasks.campaign $(ARGS)
+	@$(BIN)/python -m tests.campaigns.tasks $(ARGS)
 
 test-spark: setup ## Kill drivers, tasks and servers at every stage of real Spark queries, with a ledger over the sinks (ARGS='kills --rounds 1': some of it)
-	@$(BIN)/python -m tests.campaigns.spark.campaign $(ARGS)
+	@$(BIN)/python -m tests.campaigns.spark $(ARGS)
 
 fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
 	@$(BIN)/python -m tests.fuzz.decoders 100000 $(ARGS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from conformance.api import Api
-from conformance.servers import OwnServer, Server
+from conformance.tested_server import OwnServer, Server
 from tests.servers.postgres_server import server_or_skip
 
 GIVEN = os.environ.get("SLUICEWAY_URL", "")

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import httpx
 
 from conformance.api import Api, ids, now, reasons, texts, until
-from conformance.servers import Server
+from conformance.tested_server import Server
 
 
 def test_B01_a_failed_write_is_not_acknowledged(api: Api, storage: Server) -> None:

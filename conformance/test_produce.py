@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.api import Api, ids, now, texts, until
-from conformance.servers import Server
+from conformance.tested_server import Server
 
 
 def test_C01_a_produce_goes_whole_into_one_partition(api: Api) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.api import Api, Queue, at, ids, millis, now, texts
-from conformance.servers import Server
+from conformance.tested_server import Server
 
 
 def test_C26_a_limit_is_an_error_that_names_its_field(api: Api) -> None:

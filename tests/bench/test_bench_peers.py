@@ -11,6 +11,7 @@ import pytest
 
 from sluiceway.bench import harness, systems
 from sluiceway.bench.work import Served, Work, run
+from tests.servers.pids import children
 
 WORK = Work("cycle", "arrow", 50, 100, 4)
 SINGLE = Work("cycle", "json", 1, 100, 4)
@@ -45,8 +46,7 @@ def test_ours_as_two_processes(server: tuple[str, Served]) -> None:
     check_cycles(server)
     (parent,) = server[1].pids
     # The harness counts what both of them use: they are the parent's children.
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    assert len(children) == 2
+    assert len(children(parent)) == 2
 
 
 @peers("sluiceway-postgres")

@@ -29,8 +29,8 @@ from sluiceway.testing.drive import driven
 from tests.capture import kafka_member
 from tests.capture.kafka_member import OPTIONS, Arrivals
 from tests.instance.node_rig import eventually
-from tests.servers.frozen import stop
 from tests.servers.kafka_server import KafkaServer, server_or_skip
+from tests.servers.pids import stop
 from tests.servers.postgres_server import free_port, wait_until
 
 SESSION: Millis = 3_000

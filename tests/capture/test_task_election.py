@@ -28,7 +28,7 @@ from sluiceway.model.task_records import Group
 from sluiceway.testing.drive import driven
 from tests.capture.test_sync_log_histories import World
 from tests.server.server_process import PATIENCE
-from tests.servers.frozen import freeze
+from tests.servers.pids import freeze
 
 SOON = 8.0
 """Seconds within which a leader that has gone is replaced, with the group's defaults."""

@@ -9,6 +9,7 @@ from sluiceway.core.queue.logical_queue import TRANSFER_RETRY
 from sluiceway.core.queue.tickets import TakeOut, Ticket, TransferBegun, TransferEnd
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Clear, Cleared
+from tests.core.core_model import array_of
 from tests.core.queue_rig import Rig, array, lease, produce
 
 
@@ -225,3 +226,23 @@ def test_items_that_are_taken_out_go_on_though_the_server_stops_in_between() -> 
     after.stores = rig.stores
     after.open(0)
     assert [(effect.number, effect.target) for effect in after.transfers] == [(rig.transfers[0].number, "orders")]
+
+
+def test_what_was_seen_before_a_partition_was_opened_anew_is_not_taken_out_of_it() -> None:
+    rig = Rig()
+    seen = rig.queue.executors[0].opening
+    lost = rig.ask(produce(1, 200, text="lost"))
+    rig.end(0, Outcome.REFUSED)
+    rig.wait(200)
+    rig.open(0)
+    rig.end_all()
+    rig.fill(0, 1)
+    stale = rig.ask(TakeOut(0, array_of([0]), "elsewhere", 1_000, seen))
+    assert rig.code(stale) == "unavailable"
+    assert rig.code(lost) == "unavailable"
+    assert rig.durable(0) == (1, 0, 0)
+    fresh = rig.ask(TakeOut(0, array_of([0]), "elsewhere", 1_000, rig.queue.executors[0].opening))
+    rig.end_all()
+    begun = rig.answers[fresh]
+    assert isinstance(begun, TransferBegun)
+    assert begun.items == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +14,8 @@ from sluiceway.core.queue.tickets import Ticket
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import RELEASE, Disposition, Extend, Extended, Produce, ProduceKey, Selection, Settle
 from tests.core.queue_rig import LEASE_TIMEOUT, Rig, array, lease, produce, settle
+
+HOUR = 3_600_000
 
 
 def extended(rig: Rig, ticket: Ticket) -> Extended:
@@ -253,3 +258,24 @@ def test_a_key_has_its_home_among_the_partitions_of_its_logical_queue() -> None:
         assert second == first._replace(deduplicated=True)
         homes.add(first.partition)
     assert homes == {3, 5}
+
+
+def test_an_answered_request_is_not_kept_while_an_earlier_one_waits() -> None:
+    rig = Rig()
+    rig.configure(paused=("lease",))
+    waiter = rig.ask(lease(1, 1_000))
+    payloads = []
+    for _ in range(50):
+        request = produce(timeout=HOUR)
+        payloads.append(weakref.ref(request.batch))
+        ticket = rig.ask(request)
+        rig.end_all()
+        assert rig.produced(ticket).items == 1
+        rig.queue.wake_at()
+    del request, ticket
+    rig.answers.clear()
+    gc.collect()
+    assert [payload() for payload in payloads] == [None] * 50
+    assert waiter not in rig.answers
+    rig.wait(1_000)
+    assert rig.answers[waiter] == []

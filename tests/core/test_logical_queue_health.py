@@ -185,6 +185,19 @@ def test_a_hung_partition_is_given_no_further_produce_to_see() -> None:
         assert rig.produced(ticket).partition == number
 
 
+def test_a_lease_without_time_waits_for_a_commit_but_not_for_a_hung_one() -> None:
+    rig = Rig(3)
+    rig.fill(0, 3)
+    rig.ask(lease(1))
+    patient = rig.ask(lease(1))
+    assert list(rig.commits) == [0]
+    assert patient not in rig.answers, "the partition has items, and is about to be free"
+    rig.wait(DEGRADED[0] + 1)
+    assert rig.queue.executors[0].degraded
+    ticket = rig.ask(lease(1))
+    assert rig.answers[ticket] == []
+
+
 # ---- opening again --------------------------------------------------------------------------------------------
 
 

@@ -7,12 +7,17 @@ from collections import Counter
 import pytest
 
 from sluiceway.core.queue import logical_queue
+from sluiceway.core.queue.logical_queue import LogicalQueue
 from sluiceway.core.queue.partition_executor import SOON, PartitionExecutor
+from sluiceway.core.queue.tickets import Grant, Ticket
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BLOB_BYTES
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, Produce
 from tests.core.queue_rig import START, Rig, lease, produce, settle
+
+HOUR = 3_600_000
 
 # ---- together -------------------------------------------------------------------------------------------------
 
@@ -337,3 +342,56 @@ def test_a_waiting_lease_with_a_key_or_over_its_time_is_found_among_many() -> No
     rig.wait(10_000)
     assert all(rig.grants(ticket) == [] for ticket in many)
     assert logical_queue.LogicalQueue.wake_at(rig.queue) is None
+
+
+def test_keys_that_hold_no_lease_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Ticket] = []
+    real = LogicalQueue._keyed
+
+    def counting(queue: LogicalQueue, ticket: Ticket, now: Millis) -> list[tuple[PartitionExecutor, Grant]]:
+        looked.append(ticket)
+        return real(queue, ticket, now)
+
+    monkeypatch.setattr(LogicalQueue, "_keyed", counting)
+    rig = Rig(2)
+    held = rig.ask(lease(1, HOUR, key="held"))
+    rig.fill(0, 1)
+    assert len(rig.grants(held)) == 1
+    waiting = [rig.submit(lease(1, HOUR, key=f"{n}")) for n in range(1_000)]
+    again = rig.submit(lease(1, HOUR, key="held"))
+    looked.clear()
+    rig.cycle()
+    assert looked == [again]
+    assert rig.grants(again) == rig.grants(held)
+    looked.clear()
+    rig.queue.executors[0].put(Ticket(produce(10), rig.now + 1_000), produce(10))
+    rig.cycle()
+    rig.end_all()
+    assert sum(ticket in rig.answers for ticket in waiting) == 10
+    assert looked == []
+
+
+def test_a_lease_gets_what_lies_behind_more_expired_items_than_a_turn_has_timers_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logical_queue, "TIMER_BATCH", 1)
+    rig = Rig()
+    rig.configure(expire_timeout=10_000)
+    for _ in range(3):
+        rig.fill(0, 1)
+    retried = rig.ask(lease(1))
+    rig.end_all()
+    assert rig.offsets(retried) == [0]
+    rig.ask(settle({0: [0]}, Disposition("retry", retry_after=HOUR)))
+    rig.end_all()
+    rig.now += 60_000
+    rig.queue.executors[0].put(Ticket(produce(), rig.now + 1_000), produce())
+    ticket = rig.ask(lease(9))
+    while rig.commits:
+        assert all(served_at > rig.now for served_at in leased_expiries(rig.queue.executors[0]))
+        rig.end_all()
+        rig.wait(1)
+    assert rig.offsets(ticket) == [4], "3 was the retried one, when it fell due"
+    assert rig.queue.executors[0].partition.header.dead == 3
+
+
+def leased_expiries(executor: PartitionExecutor) -> list[Millis]:
+    return [part.extent.expires_at for taken in executor.partition.leases.values() for part in taken.parts]

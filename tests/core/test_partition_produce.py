@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sluiceway.core.partition import idempotency_keys
 from sluiceway.core.partition import idempotency_keys as keys_module
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import BLOB_BYTES, GROUP_KEEP, KEY_WINDOW
@@ -218,3 +219,17 @@ def test_a_repetition_does_not_depend_on_how_the_rows_lie_in_memory() -> None:
     assert rig.produce(rows_of("a", "b"), START, ProduceKey("k")) == (0, 2, True)
     rig.commit()
     assert [served.payload for served in rig.ready()] == [b"a", b"b"]
+
+
+def test_a_group_takes_so_many_keys_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency_keys, "MAX_GROUP_KEYS", 3)
+    rig = Rig()
+    for name in "abc":
+        assert rig.produce(rows_of("x"), key=ProduceKey(name, "group", 1))[1:] == (1, False)
+    with pytest.raises(SluicewayError) as refused:
+        rig.produce(rows_of("x"), key=ProduceKey("d", "group", 1))
+    assert (refused.value.code, refused.value.field) == ("invalid_request", "idempotency_group")
+    assert rig.machine.header.next == 3
+    assert rig.produce(rows_of("x"), key=ProduceKey("a", "group", 1)) == (0, 1, True)
+    assert rig.produce(rows_of("x"), key=ProduceKey("d", "group", 2)) == (3, 1, False)
+    assert rig.produce(rows_of("x"), key=ProduceKey("d", "another", 1)) == (4, 1, False)

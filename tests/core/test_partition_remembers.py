@@ -196,3 +196,32 @@ def test_explain_says_where_an_item_is() -> None:
     assert explain(rig.machine, 2).state == "dying"
     assert explain(rig.machine, 3).reason.startswith("its lease ran out")
     assert "at most 1 of its kind" in explain(rig.machine, 8).reason
+
+
+def test_a_closed_lease_over_neighbours_is_remembered_as_one_part() -> None:
+    rig = Rig()
+    for _ in range(1_000):
+        rig.produce(rows_of("x"))
+        rig.machine.take_changes()
+    taken = rig.lease(1_000)
+    assert len(taken.parts) == 1_000
+    rig.settle([500], Disposition("retry"))
+    rig.close(taken)
+    assert rig.machine.closed._spans.starts == [0]
+    assert [rig.machine.closed.why_offset(offset) for offset in (0, 499, 501, 999)] == ["completed"] * 4
+    assert [rig.machine.closed.why_offset(offset) for offset in (500, 1_000)] == ["retried", None]
+
+
+def test_a_closed_lease_over_a_gap_is_remembered_as_what_it_was() -> None:
+    rig = Rig()
+    rig.produce(rows_of(*"abcdef"))
+    rig.commit()
+    rig.machine.redrive(array_of([2, 3]), "elsewhere", START)
+    taken = rig.lease(4)
+    assert [(part.first, part.count) for part in taken.parts] == [(0, 2), (4, 2)]
+    rig.settle([1, 5], Disposition("retry"))
+    rig.close(taken)
+    rig.commit()
+    told = ["completed", "retried", None, None, "completed", "retried"]
+    for machine in (rig.machine, rig.loaded()):
+        assert [machine.closed.why_offset(offset) for offset in range(6)] == told

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sluiceway.core.partition import partition as partition_module
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
+from sluiceway.core.partition.records import LeaseState
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_CLOCK_STEP
 from sluiceway.model.requests import Disposition, Settled
-from tests.core.core_model import START, Rig, Row, Served, rows_of
+from tests.core.core_model import START, Rig, Row, Served, batch_of, rows_of
 
 HOUR = 3_600_000
 
@@ -141,3 +147,58 @@ def test_an_item_that_keeps_coming_back_late_keeps_its_attempts() -> None:
         rig.reload()
     assert rig.machine.scheduled_count == 1
     assert rig.machine.header.retried == 3
+
+
+def close_one(machine: Partition, now: Millis) -> None:
+    machine.produce(batch_of(rows_of("x")), now)
+    taken = machine.lease(1, "c", now + HOUR, now)
+    assert taken is not None
+    machine.close_lease(taken, now, Settled())
+
+
+def extend_one(machine: Partition, now: Millis) -> None:
+    machine.extend(machine.leases[2], now + 2 * HOUR)
+
+
+@pytest.mark.parametrize("use", [close_one, extend_one])
+def test_deadlines_that_no_longer_hold_do_not_pile_up_behind_one_that_does(use: Callable[[Partition, Millis], None]) -> None:
+    machine = Partition()
+    machine.produce(batch_of(rows_of("first", "second")), START)
+    leases: list[LeaseState | None] = [machine.lease(1, "c", START + HOUR // (2 - n) + n, START) for n in range(2)]
+    first, second = leases
+    assert first is not None
+    assert second is not None
+    for n in range(10_000):
+        use(machine, START + n)
+        machine.take_changes()
+        machine.next_timer()
+    assert len(machine.deadlines) < 2_000
+    for taken, rest in ((first, [second.number]), (second, [])):
+        assert taken.deadline is not None
+        assert machine.next_timer() == taken.deadline
+        assert machine.tick(taken.deadline) == 1
+        assert list(machine.leases) == rest
+
+
+def test_what_falls_due_after_it_has_expired_is_never_in_the_line() -> None:
+    rig = Rig(expire_timeout=10_000)
+    rig.produce(rows_of("a"))
+    rig.lease(1)
+    rig.settle([0], Disposition("retry", retry_after=HOUR))
+    assert rig.machine.tick(START + 60_000, 1) > 0
+    rig.commit()
+    assert (rig.machine.ready_count, rig.machine.scheduled_count, rig.machine.header.dead) == (0, 0, 1)
+    assert rig.machine.lease(1, "c", START + 90_000, START + 60_000) is None
+
+
+def test_what_has_expired_is_not_leased_before_its_timer_comes() -> None:
+    rig = Rig()
+    for number, timeout in enumerate((10_000, 20_000, 30_000, 0)):
+        rig.follow(Rules(expire_timeout=timeout))
+        rig.produce(rows_of(str(number)))
+        rig.commit()
+    now = START + 20_000
+    for _ in range(2):
+        assert rig.machine.lease(9, "c", now + 100, now) is None
+        assert rig.machine.tick(now, 1) == 1
+    assert rig.lease(9, now).count == 2

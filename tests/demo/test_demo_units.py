@@ -25,6 +25,7 @@ from sluiceway.demo.picture import Sample, draw_delays, draw_flow
 from sluiceway.demo.work import Work
 from sluiceway.kernel.errors import SluicewayError
 from tests.server.server_process import PATIENCE
+from tests.servers.pids import is_alive
 
 PNG = b"\x89PNG\r\n"
 
@@ -284,13 +285,6 @@ def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def alive(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 
@@ -324,10 +318,10 @@ threading.Event().wait()
     pid = int(process.stdout.readline())
     try:
         assert wait_until((family / "pid").exists, PATIENCE)
-        assert alive(pid)
+        assert is_alive(pid)
         process.kill()
         process.wait()
-        assert wait_until(lambda: not alive(pid), PATIENCE)
+        assert wait_until(lambda: not is_alive(pid), PATIENCE)
     finally:
         process.stdout.close()
         for left in session_members(pid):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.filled_server import BACKENDS, fill, guarded
 from tests.e2e.harness import ROOT, WIDE, Look, Reader, started
-from tests.e2e.servers import BACKENDS, fill, guarded
 from tests.server.test_server_reload import Child, child
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from sluiceway.client import Client
-from tests.e2e.servers import BACKENDS, fill
+from tests.e2e.filled_server import BACKENDS, fill
 from tests.server.server_process import PATIENCE, wait_until
 from tests.server.test_server_reload import Child, child
 

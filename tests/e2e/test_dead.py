@@ -9,8 +9,8 @@ import pytest
 
 from sluiceway.client import Client, Retry
 from tests.e2e.conftest import Opens
+from tests.e2e.filled_server import EVIL, key, sign_in
 from tests.e2e.harness import PHONE_DARK, WIDE, Look, axe, changes, fits, is_shown
-from tests.e2e.servers import EVIL, key, sign_in
 from tests.server.server_process import wait_until
 from tests.server.test_server_reload import Child
 

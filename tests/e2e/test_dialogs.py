@@ -8,8 +8,8 @@ import pytest
 
 from sluiceway.client import Client
 from tests.e2e.conftest import Opens
+from tests.e2e.filled_server import ADMIN_KEY, sign_in
 from tests.e2e.harness import WIDE, axe, is_shown
-from tests.e2e.servers import ADMIN_KEY, sign_in
 from tests.server.test_server_reload import Child
 
 if TYPE_CHECKING:

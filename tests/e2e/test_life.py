@@ -14,8 +14,8 @@ from sluiceway.client import Client
 from sluiceway.kernel.limits import MAX_KEY_STREAMS
 from sluiceway.server.ui.counts import Counts
 from tests.e2e.conftest import Opens
+from tests.e2e.filled_server import BACKENDS, EVIL, key, sign_in
 from tests.e2e.harness import PATIENCE, WIDE, axe, changes, is_shown
-from tests.e2e.servers import BACKENDS, EVIL, key, sign_in
 from tests.server.server_guarded import guarded as in_process
 from tests.server.server_process import wait_until
 from tests.server.test_server_reload import Child, child

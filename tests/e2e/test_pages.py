@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import Opens
+from tests.e2e.filled_server import tell
 from tests.e2e.harness import FIRST_PAINT, LOOKS, STILL, WEIGHT, WIDE, Look, axe, first_paint, fits
-from tests.e2e.servers import tell
 from tests.server.test_server_reload import Child
 
 if TYPE_CHECKING:

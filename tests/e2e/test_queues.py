@@ -9,8 +9,8 @@ import pytest
 
 from sluiceway.client import Client, Item
 from tests.e2e.conftest import Opens
+from tests.e2e.filled_server import key, sign_in
 from tests.e2e.harness import PHONE, WIDE, WIDE_DARK, Look, axe, changes, fits, is_shown
-from tests.e2e.servers import key, sign_in
 from tests.server.test_server_reload import Child
 
 if TYPE_CHECKING:

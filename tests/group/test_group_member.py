@@ -19,7 +19,7 @@ from sluiceway.group import Gained, GroupMember, Lost, MetaStore, Parameters, To
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import View
 from tests.server.server_process import PATIENCE
-from tests.servers.frozen import freeze
+from tests.servers.pids import freeze
 from tests.servers.postgres_server import server_or_skip
 
 QUICK = Parameters(settle_timeout=20, round_interval=50, beat_interval=50, lease_timeout=2_000, member_timeout=2_500)

@@ -10,10 +10,11 @@ import pytest
 
 from sluiceway.cluster import transfer_sender
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.backend import Backend
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, Peek
 from sluiceway.model.small_batch import in_columns
-from sluiceway.ports.partition_store import PartitionRef
+from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.instance.node_rig import (
     PATIENCE,
@@ -368,3 +369,30 @@ async def test_at_a_start_dead_items_wait_for_their_queue_to_be_opened(tmp_path:
     await eventually(lambda: total(service, "q") == 0)
     assert payloads((await lease(service, "dead")).batches) == ["x"]
     await service.stop()
+
+
+@driven
+async def test_a_time_out_is_the_backends_only_if_it_is_its_own_and_for_a_commit(tmp_path: Path) -> None:
+    store, ref = Store(tmp_path), PartitionRef("q", 0)
+
+    async def hang(_: PartitionRef) -> None:
+        await asyncio.Event().wait()
+
+    def problem() -> str | None:
+        return backend.problem
+
+    backend = Backend("a", store, 10)
+    backend.attach(ref, lambda _: True)
+    changes = Changes(1, b"")
+    fence = Fence(1, 1, 1)
+    await backend.open(ref, fence)
+    store.on_apply = store.on_read = hang
+    async with asyncio.timeout(PATIENCE):
+        assert await backend.apply(ref, changes, fence, 9) is Outcome.UNKNOWN
+        assert problem() is None, "a queue may be more impatient than its backend"
+        with pytest.raises(StoreUnavailableError, match="no answer within 10 ms"):
+            await backend.read(ref, [1])
+        assert problem() is None, "no partition is opened anew for a read"
+        assert await backend.apply(ref, changes, fence, 10) is Outcome.UNKNOWN
+        assert problem() == "backend a does not answer: a commit took longer than 10 ms"
+        await backend.close()

@@ -194,3 +194,41 @@ async def test_clear_release_and_explain(tmp_path: Path) -> None:
         assert (await service.explain("q", 0, first.first_offset + 1)).state == "gone"
         assert (await settle(service, "q", leased, RELEASE)).released == 1
         assert payloads((await lease(service, "q")).batches) == ["a"]
+
+
+@driven
+async def test_setting_what_is_set_already_changes_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        paused = await service.pause("q", ["lease"], True)
+        assert (paused.paused, paused.version) == (("lease",), 2)
+        assert await service.pause("q", ["lease"], True) == paused
+        assert await service.update_queue("q", QueuePatch({"paused": ("lease",), "reference": ""}, 2)) == paused
+        with pytest.raises(SluicewayError) as refused:
+            await service.update_queue("q", QueuePatch({"reference": ""}, 1))
+        assert refused.value.code == "version_conflict"
+        assert (await service.pause("q", ["lease"], False)).version == 3
+
+
+@driven
+async def test_a_change_that_ended_unknown_and_is_repeated_takes_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        commit, read = service.meta.commit, service.meta.read
+
+        async def cut_off(*arguments: Any, **fields: Any) -> Stamp:
+            await commit(*arguments, **fields)
+            monkeypatch.setattr(service.meta, "read", down)
+            raise MetaUnknownError("the answer was lost")
+
+        monkeypatch.setattr(service.meta, "commit", cut_off)
+        with pytest.raises(SluicewayError) as unknown:
+            await service.pause("q", ["produce"], True)
+        assert unknown.value.code == "outcome_unknown"
+        monkeypatch.setattr(service.meta, "commit", commit)
+        monkeypatch.setattr(service.meta, "read", read)
+        assert (await service.pause("q", ["produce"], True)).paused == ("produce",)
+        assert service.queue("q").paused == ("produce",)
+        with pytest.raises(SluicewayError) as refused:
+            await produce(service, "q", "a")
+        assert refused.value.code == "queue_paused"

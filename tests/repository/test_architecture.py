@@ -63,3 +63,11 @@ def test_no_file_name_says_three_things(repository: Path) -> None:
     roots = (repository / root for root in ("src", "simulation", "bench"))
     names = Counter(file.name for root in roots for file in root.rglob("*.py") if file.name not in ("__init__.py", "__main__.py"))
     assert not {name: times for name, times in names.items() if times > 2}
+
+
+def test_no_file_name_occurs_more_than_twice(repository: Path) -> None:
+    """A name is to say which file is meant."""
+    folders = ("src", "simulation", "bench", "tests", "conformance", "tools")
+    names = Counter(path.name for folder in folders for path in (repository / folder).rglob("*.py"))
+    anywhere = {"__init__.py", "__main__.py", "conftest.py"}
+    assert [name for name, times in names.items() if times > 2 and name not in anywhere] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from sluiceway.kernel.limits import MAX_CONNECTIONS, MAX_HEAD_BYTES, MAX_HEADERS
-from sluiceway.server import connections
+from sluiceway.server import connections, run
 from tests.server.server_process import PATIENCE
 from tests.server.server_running import Running, eventually, running
 
@@ -183,3 +184,18 @@ def test_half_of_the_files_are_left_to_the_stores(monkeypatch: pytest.MonkeyPatc
     assert connections.most_connections.__wrapped__() == 500
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert connections.most_connections.__wrapped__() == MAX_CONNECTIONS
+
+
+@pytest.mark.parametrize("error", [None, ValueError("not allowed"), OSError(errno.EPERM, "not permitted")])
+def test_a_server_opens_as_many_files_as_it_may(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+    wanted: list[tuple[int, int]] = []
+
+    def set_limit(which: int, limits: tuple[int, int]) -> None:
+        wanted.append(limits)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1_024, 4_096))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    run._open_more_files()
+    assert wanted == [(4_096, 4_096)]

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,8 +23,9 @@ from sluiceway.server.app import create_app
 from sluiceway.server.listeners import bind
 from sluiceway.testing.drive import driven
 from tests.instance.node_rig import eventually
-from tests.server.server_process import PATIENCE, ServerProcess, wait_until
+from tests.server.server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from tests.server.server_running import Running, running
+from tests.server.test_tls import Files
 
 PRODUCERS = 30
 NEWCOMERS = 10
@@ -248,3 +250,23 @@ async def test_a_connection_that_was_made_and_not_accepted_is_served(tmp_path: P
             await server.shutdown([sock])
             assert made.recv(4096).startswith(b"HTTP/1.1 200")
     await service.stop()
+
+
+def test_a_stop_does_not_wait_for_tls_connections_that_are_kept_for_later(tmp_path: Path) -> None:
+    """Their clients do not look, so they do not close their side: the whole of shutdown_timeout was waited for."""
+    files = Files(tmp_path / "tls")
+    config = tmp_path / "sluiceway.toml"
+    config.write_text(f"[server]\ntls_certificate = '{files.certificate}'\ntls_key = '{files.key}'\n")
+    command = [*COMMAND, "serve", "--data", str(tmp_path / "data"), "--config", str(config), "--listen", "127.0.0.1:0"]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        httpx.Client(verify=files.context(), timeout=PATIENCE) as client,
+    ):
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        assert client.get(f"{url}/livez").status_code == 200
+        process.terminate()
+        _, log = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "stopped" in log
+    assert "exceeded" not in log

@@ -17,7 +17,7 @@ from sluiceway.instance.api_keys import ApiKeys, keys_of
 from sluiceway.kernel.errors import RateLimitedError, SluicewayError
 from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor, KeySpec
-from sluiceway.server import guard
+from sluiceway.server import events, guard
 from sluiceway.server.app import Fittings
 from sluiceway.server.guard import KeyGuard, OpenDoor
 from sluiceway.server.http import BodyMemory, Message, Request
@@ -369,3 +369,29 @@ def test_a_page_in_a_browser_cannot_reach_an_open_server(tmp_path: Path) -> None
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
             assert name not in answer.text
         assert server.post("queue.stats", queue_name=name).status_code == 200
+
+
+def test_a_body_that_breaks_off_counts_towards_the_rate(server: Guarded) -> None:
+    text = server.key("read:*", bytes_per_second=1_000)
+    head = f"POST /v1/queues.list HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {text}\r\n"
+    connection = server.raw(head.encode() + b"content-length: 1000000\r\n\r\n" + b"{" + b" " * 500_000)
+    connection.close()
+    client = server.with_key(text)
+    eventually(lambda: client.post("/v1/queues.list", json={}).status_code == 429)
+
+
+def test_one_key_does_not_take_all_streams_of_events(server: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_KEY_STREAMS", 1)
+    one, other = server.client("read:*"), server.client("read:*")
+    with one.stream("GET", "/v1/events") as first:
+        assert first.status_code == 200
+        refused = one.get("/v1/events")
+        assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
+        with other.stream("GET", "/v1/events") as second:
+            assert second.status_code == 200
+
+    def again() -> bool:
+        with one.stream("GET", "/v1/events") as third:
+            return third.status_code == 200
+
+    eventually(again)

@@ -7,6 +7,8 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trustme
@@ -16,13 +18,14 @@ from hypothesis import strategies as st
 from sluiceway.instance.configuration import load
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.access import Actor
+from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.configuration import Configuration
 from sluiceway.server import reload as reload_module
 from sluiceway.server.reload import Reloader, Stillness
 from sluiceway.server.tls import TlsFiles
 from sluiceway.testing.drive import driven
 from tests.instance.node_rig import eventually, spec
+from tests.server.test_tls import Files
 
 BY = Actor("somebody", "request-1")
 SECRET = "hunter2"
@@ -157,6 +160,33 @@ async def test_certificates_are_renewed_with_the_rest_or_not_at_all(tmp_path: Pa
         assert await on.reloader.reload(BY) == ["limits.requests_per_second", "server.tls_certificate"]
         assert await on.reloader.reload(BY) == []
         assert (len(loads), len(on.applied)) == (1, 1)
+
+
+@driven
+async def test_a_key_that_is_replaced_again_while_a_reload_is_applied_leaves_the_rest_applied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was an error that said that nothing had changed, when all but the certificate had."""
+    files = Files(tmp_path / "tls")
+    config = tmp_path / "sluiceway.toml"
+    text = f"[server]\ntls_certificate = '{files.certificate}'\ntls_key = '{files.key}'\n"
+    config.write_text(text)
+
+    async def reconfigure(old: Configuration, new: Configuration, also: Sequence[str], by: Actor) -> list[str]:
+        files.key.write_text("half of a")
+        return ["log.level", *also]
+
+    applied: list[Configuration] = []
+    service: Any = SimpleNamespace(reconfigure=reconfigure)
+    reloader = Reloader(load(config, environment={}), service, applied.append, files.tls())
+    files.renew()
+    config.write_text(text + "[log]\nlevel = 'error'\n")
+    with caplog.at_level(logging.WARNING):
+        assert await reloader.reload(SYSTEM) == ["log.level", "server.tls_certificate"]
+    assert [each.log.level for each in applied] == ["error"]
+    assert "the certificate in use stays" in caplog.text
+    with pytest.raises(SluicewayError, match="no private key"):
+        await reloader.reload(SYSTEM)
 
 
 # ---- watching -----------------------------------------------------------------------------------------------------

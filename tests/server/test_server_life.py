@@ -91,3 +91,30 @@ def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path) -> None:
         assert child.process.returncode == 1
         assert "is in use by the process with id" in err
         assert "Traceback" not in err
+
+
+HUNG_UP = """
+import os, signal, sys
+from pathlib import Path
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
+from sluiceway.server.run import serve
+
+def hung_up(name):
+    plain = getattr(Service, name)
+    async def wrapped(self):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await plain(self)
+    setattr(Service, name, wrapped)
+
+hung_up("start")
+hung_up("stop")
+loaded = load(environment={}, flags={"server.listen": "127.0.0.1:0"})
+serve(Path(sys.argv[1]), loaded, lambda url: os.kill(os.getpid(), signal.SIGTERM))
+"""
+
+
+def test_a_hangup_while_it_starts_or_stops_does_not_end_the_process(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", HUNG_UP, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "stopped" in done.stderr

@@ -29,6 +29,7 @@ from sluiceway.server.workers import LONGEST_DELAY, Said, WorkerOrder, next_dela
 from tests.server.server_process import COMMAND, PATIENCE
 from tests.server.server_running import eventually
 from tests.server.test_tls import Files
+from tests.servers.pids import is_alive
 
 STAND_IN = Path(__file__).with_name("worker_stand_in.py")
 
@@ -102,14 +103,7 @@ class Family:
         return (self._folder / str(pid)).read_text()
 
     def living(self) -> set[int]:
-        return set(filter(lives, self.pids()))
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        return set(filter(is_alive, self.pids()))
 
 
 @contextlib.contextmanager
@@ -272,7 +266,7 @@ def serving(folder: Path, *more: str) -> Iterator[Serving]:
     finally:
         made.process.kill()
         made.process.communicate()
-        eventually(lambda: not any(map(lives, made.workers())))
+        eventually(lambda: not any(map(is_alive, made.workers())))
 
 
 def states(client: Client) -> list[str]:
@@ -292,7 +286,7 @@ def test_workers_serve_one_address_and_survive_one_another(tmp_path: Path) -> No
         assert sum(part.ready for part in client.stats("tasks").partitions) == 1
         server.process.terminate()
         assert server.process.wait(PATIENCE) == 0
-        assert not any(map(lives, server.workers()))
+        assert not any(map(is_alive, server.workers()))
 
 
 @pytest.mark.slow
@@ -312,7 +306,7 @@ def test_when_their_supervisor_is_killed_workers_end(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert len(server.workers()) == 2
         server.process.kill()
-        eventually(lambda: not any(map(lives, server.workers())))
+        eventually(lambda: not any(map(is_alive, server.workers())))
 
 
 @pytest.mark.slow

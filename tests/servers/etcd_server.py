@@ -24,7 +24,7 @@ import httpx
 import pytest
 
 from tests.server.server_process import PATIENCE, wait_until
-from tests.servers import frozen
+from tests.servers import pids
 
 
 class NoServerError(Exception):
@@ -112,7 +112,7 @@ class EtcdServer:
     def pause(self) -> None:
         """It does nothing until `resume`."""
         assert self._process is not None
-        frozen.stop(self._process.pid)
+        pids.stop(self._process.pid)
 
     def resume(self) -> None:
         assert self._process is not None

@@ -18,7 +18,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from bench.kafka import VERSION, Broker, NotFoundError, fetch
-from tests.servers import frozen
+from tests.servers import pids
 
 CACHE = Path(__file__).resolve().parents[2] / ".tools"
 
@@ -62,7 +62,7 @@ class KafkaServer(Broker):
 
     def pause(self) -> None:
         """It does nothing until `resume`."""
-        frozen.stop(self.pid)
+        pids.stop(self.pid)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.server.server_process import PATIENCE
-from tests.servers import frozen
+from tests.servers import pids
 
 REGION = "eu-central-1"
 
@@ -72,7 +72,7 @@ class MotoServer:
 
     def pause(self) -> None:
         """It answers nobody until `resume`."""
-        frozen.stop(self._process.pid)
+        pids.stop(self._process.pid)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -25,7 +25,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from tests.servers import frozen
+from tests.servers import pids
 
 PATIENCE = 120.0
 """Seconds until something that should have happened has failed."""
@@ -154,17 +154,17 @@ class PostgresServer:
     def pause(self) -> None:
         """Nothing of it does anything until `resume`."""
         # The parent first, so that it makes no more children.
-        frozen.stop(self.pids()[0])
+        pids.stop(self.pids()[0])
         for pid in self.pids()[1:]:
             # It may have ended before its parent stood still.
             with contextlib.suppress(ProcessLookupError):
-                frozen.stop(pid)
+                pids.stop(pid)
 
     def pause_wal_writer(self) -> None:
         """Until the server is killed, the log is written by those only who wait for it."""
         with psycopg.connect(self._administrator()) as connection:
             ((pid,),) = connection.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").fetchall()
-        frozen.stop(pid)
+        pids.stop(pid)
 
     def resume(self) -> None:
         for pid in self.pids():
@@ -174,7 +174,7 @@ class PostgresServer:
         """The server's processes, parent first."""
         assert self._process is not None
         parent = self._process.pid
-        return [parent, *map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())]
+        return [parent, *pids.children(parent)]
 
     def _initialise(self) -> None:
         self._data = self._directory / "data"

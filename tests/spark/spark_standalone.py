@@ -24,9 +24,10 @@ import pyspark
 from sluiceway.spark import options
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.session import find_java_home
-from tests.campaigns.cluster.fleet import Fleet, Instance, started
+from tests.campaigns.kit.fleet import Fleet, Instance, started
 from tests.server.server_guarded import ADMIN_KEY, certified
 from tests.server.server_process import PATIENCE
+from tests.servers import pids
 from tests.spark.spark_world import PATIENCE as SPARK_PATIENCE
 from tests.spark.spark_world import until
 
@@ -80,19 +81,14 @@ class Daemon:
 
     @property
     def children(self) -> list[int]:
-        """The processes that it has started and that are there: of a worker its executors."""
-        found = []
-        for task in Path(f"/proc/{self._process.pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                found += [int(pid) for pid in (task / "children").read_text().split()]
-        return found
+        """Of a worker its executors."""
+        return pids.children(self._process.pid)
 
     def end(self) -> None:
         """With all that it has started."""
         left = [self._process.pid, *self.children] if self._process.poll() is None else []
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            pids.kill(pid)
         self._process.wait(PATIENCE)
 
 
@@ -127,7 +123,7 @@ class Spark:
     def executors(self) -> list[int]:
         """Their process ids."""
         found = [pid for daemon in self.daemons[1:] for pid in daemon.children]
-        return [pid for pid in found if _EXECUTOR in command_of(pid)]
+        return [pid for pid in found if _EXECUTOR in pids.command_line(pid)]
 
     def said(self) -> str:
         """By the executors."""
@@ -300,13 +296,6 @@ def home() -> Path:
     """The PySpark distribution."""
     assert pyspark.__file__ is not None
     return Path(pyspark.__file__).parent
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def page(url: str) -> str:

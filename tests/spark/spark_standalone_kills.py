@@ -6,17 +6,16 @@ Each blow comes while a task of a batch is in the midst of its rows, and waits t
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-from tests.campaigns.cluster.cutting import HOST, Switchboard
-from tests.campaigns.cluster.fleet import Instance
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.fleet import Instance
+from tests.campaigns.kit.lines import HOST, Switchboard
+from tests.campaigns.kit.report import Report
+from tests.servers.pids import kill, parent
 from tests.spark.spark_standalone import Driver, Pair, Spark, pair, spark_cluster
 from tests.spark.spark_world import until
 
@@ -127,7 +126,7 @@ def strike(blow: Blow, instances: Pair, spark: Spark, work: Path) -> Instance | 
     if blow.executor:
         executor = parent(reached["python"])
         assert executor in spark.executors
-        os.kill(executor, signal.SIGKILL)
+        kill(executor)
     if not blow.instance:
         return None
     victim = next(instance for instance in instances.instances if instance.url == owner)
@@ -136,10 +135,6 @@ def strike(blow: Blow, instances: Pair, spark: Spark, work: Path) -> Instance | 
     else:
         assert victim.stop() == 0
     return victim
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def judge(report: Report, instances: Pair, spark: Spark, work: Path) -> None:

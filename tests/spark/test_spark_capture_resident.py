@@ -19,6 +19,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark.capture_resident import Leash, Present, Resident, check_session, settings
 from tests.cli.cli_shell import CAPTURES, Shell, covering
 from tests.servers.moto_server import ENVIRONMENT, REGION, MotoServer, reshard
+from tests.servers.pids import is_alive
 from tests.spark.spark_world import Server, server, until
 
 if TYPE_CHECKING:
@@ -239,15 +240,8 @@ def test_a_worker_that_is_killed_is_replaced_and_every_record_is_there_once(
         assert not job.wait(0)
         workers = [each.pid for each in job.present]
     assert job.wait(0)
-    until("the workers have ended", lambda: not any(_lives(pid) for pid in workers))
+    until("the workers have ended", lambda: not any(is_alive(pid) for pid in workers))
     assert sorted(_texts(world, queue)) == list(range(stream.count))
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.spark

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.spark.kills import POINTS, History
+from tests.campaigns.kit.report import Report
+from tests.campaigns.spark.driver_kills import POINTS, History
 from tests.campaigns.spark.rig import BATCH, Rig
 from tests.campaigns.spark.shared import run_late, run_shared
 from tests.spark.spark_world import server

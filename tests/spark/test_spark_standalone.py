@@ -15,7 +15,7 @@ from sluiceway.spark.browse import BROWSED, BrowseReader
 from sluiceway.spark.options import browse_options, sink_options, source_options
 from sluiceway.spark.settle import BatchSettle
 from sluiceway.spark.source import LeaseStreamReader
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.report import Report
 from tests.spark.spark_standalone import Driver, Pair, Spark, page, pair, spark_cluster
 from tests.spark.spark_standalone_kills import run_standalone
 

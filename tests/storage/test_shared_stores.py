@@ -34,7 +34,7 @@ from sluiceway.testing.drive import OpenStore, driven
 from sluiceway.testing.partition_store_suite import FENCE, PartitionStoreSuite, after, cycle
 from tests.server.server_process import PATIENCE
 from tests.server.server_running import eventually as wait_for
-from tests.servers import frozen
+from tests.servers import pids
 from tests.servers.postgres_server import PostgresServer, server_or_skip
 from tests.storage.store_process import StoreProcess
 
@@ -109,7 +109,7 @@ def test_an_owner_that_stood_still_writes_nothing_once_it_goes_on(where: str) ->
     with StoreProcess(where) as one, StoreProcess(where) as two:
         assert one.ask("open", 1) == "0"
         assert one.ask("apply", 1, 1) == "DONE"
-        frozen.stop(one.pid)
+        pids.stop(one.pid)
         one.tell("apply", 1, 2)
         assert two.ask("open", 2) == "1"
         assert two.ask("apply", 2, 2) == "DONE"

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.campaigns.cluster.fleet import PostgresFleet
-from tests.campaigns.cluster.history import History, instance_of
-from tests.campaigns.cluster.report import Report, quantile
-from tests.campaigns.cluster.traffic import Traffic, only
+from tests.campaigns.kit.history import History, instance_of
+from tests.campaigns.kit.report import Report, quantile
+from tests.campaigns.kit.traffic import Traffic, only
 from tests.server.server_process import wait_until
 
 FIRST_PRODUCE_AIM = 0.100
@@ -134,12 +133,3 @@ def _lease_all(traffic: Traffic, request_timeout: str = "2s") -> Iterator[tuple[
 def _ms(seconds: list[float]) -> str:
     median, late, most = (1_000 * each for each in (statistics.median(seconds), quantile(seconds, 0.99), max(seconds)))
     return f"{median:.0f} ms in the median, p99 {late:.0f} ms, at most {most:.0f} ms"
-
-
-def run_calls(
-    report: Report, fleet: PostgresFleet, traffic: Traffic, history: History, chance: random.Random, creates: int, relays: int
-) -> None:
-    create_and_produce(report, traffic, chance, creates)
-    relay(report, traffic, chance, relays)
-    complete_while_one_is_down(report, traffic, history, chance)
-    report.judge(traffic, fleet, history)

@@ -17,8 +17,8 @@ import httpx
 from sluiceway.bench.servers import cpu_seconds
 from sluiceway.bench.systems.sluiceway import lean
 from sluiceway.bench.work import Work
-from tests.campaigns.cluster.fleet import WorkerFleet, started
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.fleet import WorkerFleet, started
+from tests.campaigns.kit.report import Report
 
 SIZES = (1, 2, 4)
 QUEUE, PARTITIONS = "cost", 8

@@ -6,12 +6,11 @@ import random
 import time
 from collections.abc import Callable
 
-from tests.campaigns.cluster.cutting import Line
-from tests.campaigns.cluster.fleet import PostgresFleet
-from tests.campaigns.cluster.history import History
-from tests.campaigns.cluster.report import Report, most_and_median
-from tests.campaigns.cluster.serving import longest_hole, seconds_until_served
-from tests.campaigns.cluster.traffic import Traffic
+from tests.campaigns.kit.fleet import PostgresFleet
+from tests.campaigns.kit.lines import Line
+from tests.campaigns.kit.report import Report, most_and_median
+from tests.campaigns.kit.serving import longest_hole, seconds_until_served
+from tests.campaigns.kit.traffic import Traffic
 
 RECOVERED_WITHIN = 30.0
 """Seconds within which every partition must be served once all lines are whole: a commit whose answer never came is waited for a while."""
@@ -64,8 +63,3 @@ def _cut(traffic: Traffic, line: Line, cut: Callable[[Line], None], label: str, 
     if hole.missing:
         return f"{len(hole.missing)} partitions not served", again.seconds
     return f"a partition not served for {hole.seconds:.1f} s", again.seconds
-
-
-def run_cuts(report: Report, fleet: PostgresFleet, traffic: Traffic, history: History, chance: random.Random, seconds: float) -> None:
-    cut_every_line(report, traffic, fleet, chance, seconds)
-    report.judge(traffic, fleet, history)

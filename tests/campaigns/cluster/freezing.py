@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import random
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.campaigns.cluster.fleet import PostgresFleet
-from tests.campaigns.cluster.history import History, instance_of, written_too_late
 from tests.campaigns.cluster.kills import SERVED_WITHIN
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.cluster.serving import seconds_until_served
-from tests.campaigns.cluster.traffic import Traffic, only
-from tests.campaigns.crash.ledger import payload_of
+from tests.campaigns.kit.history import History, instance_of, written_too_late
+from tests.campaigns.kit.report import Report
+from tests.campaigns.kit.serving import seconds_until_served
+from tests.campaigns.kit.traffic import Traffic, only
 
 LATE_PATIENCE = 120_000
 """Milliseconds for a call that is sent to a frozen instance: it is answered once that goes on."""
@@ -33,14 +30,19 @@ def freeze_an_owner(report: Report, traffic: Traffic, history: History, chance: 
     victim.freeze()
     with ThreadPoolExecutor(max(1, len(places))) as pool:
         try:
-            late = [pool.submit(_write, traffic, home, queue, partition, number) for queue, partition in places]
+            address = only(fleet, home)
+            late = [
+                pool.submit(traffic.put, queue, partition, f"{queue}-late{number}.{partition}.0", address, LATE_PATIENCE)
+                for queue, partition in places
+            ]
             served = seconds_until_served(traffic, f"freeze{number}", (home + 1) % fleet.homes, begun, seconds)
             taken_over = history.writes()
             pause.wait(max(0.0, seconds - (time.monotonic() - begun)))
         finally:
             victim.thaw()
         thawed = time.monotonic()
-        outcomes = Counter(each.result() for each in late)
+        answers = [each.result() for each in late]
+        outcomes = Counter(answer.problem or answer.outcome for answer in answers)
     if served.missing:
         report.fail(f"{victim.name} was frozen, and nobody took over {', '.join(served.missing)}")
     report.within(f"after {victim.name} was frozen, {served.last}", served.seconds, SERVED_WITHIN)
@@ -68,22 +70,3 @@ def _an_owner(traffic: Traffic, history: History, chance: random.Random) -> tupl
     homes = [home for home, instance in enumerate(traffic.fleet.instances) if instance.name in owned]
     home = chance.choice(homes)
     return home, owned[traffic.fleet.instances[home].name]
-
-
-def _write(traffic: Traffic, home: int, queue: str, partition: int, number: int) -> str:
-    name = f"{queue}-late{number}.{partition}.0"
-    ledger = traffic.ledgers[queue]
-    ledger.sending([name])
-    item = {"payload": base64.b64encode(payload_of(name).encode()).decode()}
-    address = only(traffic.fleet, home)
-    answer = traffic.try_to("storage/items.import", address, LATE_PATIENCE, queue_name=queue, partition=partition, items=[item])
-    if answer.outcome == "done":
-        ledger.stored([name], answer.body["first_id"])
-    elif answer.outcome == "refused":
-        ledger.refused([name])
-    return answer.problem or answer.outcome
-
-
-def run_freezing(report: Report, fleet: PostgresFleet, traffic: Traffic, history: History, chance: random.Random, seconds: float) -> None:
-    freeze_an_owner(report, traffic, history, chance, seconds)
-    report.judge(traffic, fleet, history)

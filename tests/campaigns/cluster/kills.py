@@ -8,11 +8,9 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from tests.campaigns.cluster.fleet import Fleet
-from tests.campaigns.cluster.history import History
-from tests.campaigns.cluster.report import Report, most_and_median
-from tests.campaigns.cluster.serving import Served, longest_hole, seconds_until_served
-from tests.campaigns.cluster.traffic import Traffic
+from tests.campaigns.kit.report import Report, most_and_median
+from tests.campaigns.kit.serving import Served, longest_hole, seconds_until_served
+from tests.campaigns.kit.traffic import Traffic
 
 SERVED_WITHIN = 10.0
 """Seconds within which every partition must be served again, whatever was killed or has left."""
@@ -39,7 +37,7 @@ def kill_again_and_again(report: Report, traffic: Traffic, chance: random.Random
         times += round_times
         traffic.drain(chance.randrange(traffic.fleet.homes))
         killed += length
-        report.say(f"{len(times)} kills: served again after {most_and_median(times)}; {traffic.summary()}")
+        report.say(f"{len(times)} kills: served again after {most_and_median(times)}; {traffic.tally.summary()}")
     report.figure(f"{len(times)} kills, every partition served again after {most_and_median(times)}")
     return times
 
@@ -68,7 +66,7 @@ def _round(report: Report, traffic: Traffic, chance: random.Random, pace: Pace, 
 
 def stop_one_after_the_other(report: Report, traffic: Traffic, chance: random.Random) -> None:
     """Each instance is stopped in good order under load, hands over, and comes back."""
-    fleet: Fleet = traffic.fleet
+    fleet = traffic.fleet
     traffic.start()
     traffic.progress(50)
     holes, exits = [], []
@@ -93,13 +91,3 @@ def stop_one_after_the_other(report: Report, traffic: Traffic, chance: random.Ra
         f"stopped one after the other: a partition was not served for {most_and_median(holes)}, "
         f"a process gone after {most_and_median(exits)}, {cut_off} calls without an answer"
     )
-
-
-def run_kills(report: Report, fleet: Fleet, traffic: Traffic, history: History | None, chance: random.Random, pace: Pace) -> None:
-    kill_again_and_again(report, traffic, chance, pace)
-    report.judge(traffic, fleet, history)
-
-
-def run_stops(report: Report, fleet: Fleet, traffic: Traffic, history: History, chance: random.Random) -> None:
-    stop_one_after_the_other(report, traffic, chance)
-    report.judge(traffic, fleet, history)

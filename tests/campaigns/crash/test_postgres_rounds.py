@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from tests.campaigns.crash.campaign import Campaign, postgres_config
-from tests.campaigns.crash.load import QUEUE, WAYS, Load
+from tests.campaigns.crash.rounds import QUEUE, Rounds, postgres_config
 from tests.server.server_process import wait_until
 from tests.servers.postgres_server import PostgresServer, server_or_skip
 
@@ -27,10 +26,10 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-class Outage(Campaign):
+class Outage(Rounds):
     """PostgreSQL goes away in mid-load for some seconds, frozen or stopped, and comes back; the server stays."""
 
-    ways: Sequence[str] = WAYS
+    request_timeout = 2_000
 
     def __init__(
         self, folder: Path, seed: int, postgres: PostgresServer, way: Way, seconds: float, write_timeout: str, more: str = ""
@@ -40,11 +39,8 @@ class Outage(Campaign):
         self._way = way
         self._seconds = seconds
 
-    def _load(self, seed: str) -> Load:
-        return Load(self._ledger, self._address, seed, request_timeout=2_000, ways=self.ways)
-
     def _round(self) -> None:
-        self._progress(300)
+        self.traffic.progress(300)
         go, come = (self._postgres.pause, self._postgres.resume) if self._way == "frozen" else (self._postgres.stop, self._postgres.start)
         go()
         try:
@@ -56,13 +52,13 @@ class Outage(Campaign):
         back = time.monotonic()
         wait_until(self.is_ready, "readiness", 60)
         self.times.append(time.monotonic() - back)
-        self._progress(300)
+        self.traffic.progress(300)
 
     def during(self) -> None:
         wait_until(lambda: self.is_named("default"), "a word about it", 60)
 
     def problems(self) -> list[str]:
-        answer = self._http.get(f"{self._server.url}/readyz")
+        answer = self.traffic.http.get(f"{self._server.url}/readyz", timeout=120)
         return list(answer.json()["problems"]) if answer.status_code == 503 else []
 
     def is_named(self, backend: str) -> bool:
@@ -95,7 +91,7 @@ class HalfAnOutage(Outage):
 
     def _produced(self) -> dict[int, int]:
         threading.Event().wait(0.01)
-        (logical_queue,) = self._ask("queue.stats", QUEUE)["logical_queues"]
+        (logical_queue,) = self.traffic.ask("queue.stats", 0, queue_name=QUEUE)["logical_queues"]
         return {each["partition"]: each["produced"] for each in logical_queue["partitions"]}
 
 
@@ -104,12 +100,11 @@ def no_progress(_line: str) -> None:
 
 
 def kill_rounds(folder: Path, postgres: PostgresServer, seed: int, rounds: int) -> None:
-    campaign = Campaign(folder, seed, config=postgres_config(postgres))
-    tally = campaign.run(rounds, no_progress)
+    tally = Rounds(folder, seed, config=postgres_config(postgres)).run(rounds, no_progress)
     assert tally.faults == 0, tally.examples
     assert tally.counts["crashes"] >= rounds
     for kind in ("produced", "completed", "died", "served again"):
-        assert tally.counts[kind] > 0, f"nothing was {kind}: {campaign.summary()}"
+        assert tally.counts[kind] > 0, f"nothing was {kind}: {tally.summary()}"
 
 
 @pytest.mark.slow
@@ -124,7 +119,7 @@ def test_a_server_on_postgres_killed_many_times_keeps_its_word(tmp_path: Path, p
 
 def judge(outage: Outage, report: Callable[[str], object]) -> None:
     tally = outage.run(1, no_progress)
-    report(f"\nserving again after {outage.times[0]:.2f} s; {outage.summary()}\n")
+    report(f"\nserving again after {outage.times[0]:.2f} s; {tally.summary()}\n")
     assert tally.faults == 0, tally.examples
     assert tally.counts["outcome_unknown"] + tally.counts["unavailable"] > 0, "nobody noticed"
 

@@ -22,8 +22,8 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Disposition, Lease, Produce, ProduceKey
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, RecordKind, Snapshot, StoreUnavailableError
 from tests.campaigns.crash.aftermath import Aftermath, aftermath
-from tests.campaigns.crash.ledger import name_of, payload_of
 from tests.campaigns.crash.power import PowerDisk, powered
+from tests.campaigns.kit.ledger import name_of, payload_of
 from tests.instance.node_rig import PATIENCE, payloads, produce, rows, serving, settle, spec
 
 pytestmark = pytest.mark.crash

@@ -6,12 +6,12 @@ import itertools
 import threading
 from typing import Any
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.rebalance.fleet import LOCAL, SHARED, MixedFleet
+from tests.campaigns.kit.report import Report
 from tests.campaigns.rebalance.holding import PostgresSteps
-from tests.campaigns.rebalance.kills import JUDGED_EVERY, MAX_STEPS, at_mark, await_held
-from tests.campaigns.rebalance.moving import Moves, Refused, ask, place
-from tests.campaigns.rebalance.traffic import MovingTraffic
+from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, MixedFleet
+from tests.campaigns.rebalance.moving_traffic import MovingTraffic
+from tests.campaigns.rebalance.rebalance_judging import Moves, Refused, ask, place
+from tests.campaigns.rebalance.step_kills import JUDGED_EVERY, MAX_STEPS, at_mark, await_held
 from tests.server.server_process import PATIENCE
 
 

@@ -11,9 +11,9 @@ import httpx
 import pyarrow as pa
 
 from sluiceway.client import Client, Retry
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.rebalance.fleet import LOCAL, SHARED, MixedFleet
-from tests.campaigns.rebalance.moving import Moves, ask, how_many
+from tests.campaigns.kit.report import Report
+from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, MixedFleet
+from tests.campaigns.rebalance.rebalance_judging import Moves, ask, how_many
 
 QUEUE, PARTITIONS = "backlog", 4
 ROWS, PAGE = 10_000, 10_000

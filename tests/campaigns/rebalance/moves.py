@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.cluster.traffic import DEAD_QUEUE
-from tests.campaigns.rebalance.fleet import LOCAL, SHARED, MixedFleet
-from tests.campaigns.rebalance.moving import Moves, how_many
-from tests.campaigns.rebalance.traffic import MovingTraffic
+from tests.campaigns.kit.report import Report
+from tests.campaigns.kit.traffic import DEAD_QUEUE
+from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, MixedFleet
+from tests.campaigns.rebalance.moving_traffic import MovingTraffic
+from tests.campaigns.rebalance.rebalance_judging import Moves, how_many
 
 SLOWER_AIM = 3.0
 SLOWEST = 8

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.cluster.traffic import DEAD_QUEUE
-from tests.campaigns.rebalance.fleet import LOCAL, SHARED, Backend, MixedFleet
+from tests.campaigns.kit.report import Report
+from tests.campaigns.kit.traffic import DEAD_QUEUE
+from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, Backend, MixedFleet
 from tests.campaigns.rebalance.moves import vacate
-from tests.campaigns.rebalance.moving import Moves, how_many
-from tests.campaigns.rebalance.traffic import MovingTraffic
+from tests.campaigns.rebalance.moving_traffic import MovingTraffic
+from tests.campaigns.rebalance.rebalance_judging import Moves, how_many
 from tests.servers.postgres_server import PostgresServer
 
 FRESH = "fresh"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from sluiceway.client import Client
 from sluiceway.client.answers import LeasedItem
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.rebalance.fleet import LOCAL, SHARED, MixedFleet
-from tests.campaigns.rebalance.moving import Moves
+from tests.campaigns.kit.report import Report
+from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, MixedFleet
+from tests.campaigns.rebalance.rebalance_judging import Moves
 from tests.server.server_process import wait_until
 
 QUEUE = "fifo"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.rebalance.fleet import MixedFleet
-from tests.campaigns.rebalance.moving import Moves, Refused, ask, how_many
+from tests.campaigns.kit.report import Report
+from tests.campaigns.rebalance.mixed_fleet import MixedFleet
+from tests.campaigns.rebalance.rebalance_judging import Moves, Refused, ask, how_many
 
 NAMES = ("a", "b", "c")
 MANY = 100

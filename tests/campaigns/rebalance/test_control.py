@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.cluster.fleet import started
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.crash.ledger import Tally
-from tests.campaigns.rebalance import sabotaged
-from tests.campaigns.rebalance.fleet import SHARED, MixedFleet
-from tests.campaigns.rebalance.moving import Moves
+from tests.campaigns.kit import sabotaged_server
+from tests.campaigns.kit.fleet import started
+from tests.campaigns.kit.report import Report
+from tests.campaigns.kit.traffic import loaded
+from tests.campaigns.rebalance.mixed_fleet import SHARED, MixedFleet
+from tests.campaigns.rebalance.moving_traffic import MovingTraffic
 from tests.campaigns.rebalance.order import move_in_order
-from tests.campaigns.rebalance.traffic import MovingTraffic
+from tests.campaigns.rebalance.rebalance_judging import Moves
 from tests.server.server_process import COMMAND
 from tests.servers.postgres_server import PostgresServer, server_or_skip
 
@@ -30,11 +30,9 @@ def postgres() -> Iterator[PostgresServer]:
 def move_under_load(folder: Path, postgres: PostgresServer, command: list[str]) -> Report:
     report = Report("control")
     fleet = MixedFleet(folder, postgres, 1, command=command)
-    traffic = MovingTraffic(fleet, Tally(), {"orders": 2, "single": 1}, by_client=True)
     moves = Moves(report, fleet)
-    with started(fleet):
+    with loaded(MovingTraffic(fleet, {"orders": 2, "single": 1}, by_client=True)) as traffic:
         try:
-            traffic.create_queues()
             traffic.start()
             traffic.progress(200)
             moves.do("orders", traffic.tally, requested_partitions=4)
@@ -43,14 +41,11 @@ def move_under_load(folder: Path, postgres: PostgresServer, command: list[str]) 
             traffic.progress(300)
             traffic.drain(0)
             moves.judge_audit()
-            report.judge(traffic, fleet, None)
         except AssertionError as error:
-            # The ledger may have stopped it all.
-            report.judge(traffic, fleet, None)
-            if not report.wrong:
+            # The ledger may have stopped it all, and then says more.
+            if not traffic.tally.faults:
                 report.fail(str(error))
-        finally:
-            traffic.end()
+        traffic.judge(report)
     return report
 
 
@@ -76,5 +71,5 @@ def test_an_honest_server_is_judged_clean(
 def test_a_server_that_does_not_do_what_it_must_is_found_out(
     tmp_path: Path, postgres: PostgresServer, what: str, judge: Callable[[Path, PostgresServer, list[str]], Report], word: str
 ) -> None:
-    report = judge(tmp_path, postgres, sabotaged.command(what))
+    report = judge(tmp_path, postgres, sabotaged_server.command(what))
     assert any(word in line for line in report.wrong), report.wrong

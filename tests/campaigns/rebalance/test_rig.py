@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from sluiceway.client import Client
-from tests.campaigns.cluster.fleet import started
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.crash.ledger import Tally
+from tests.campaigns.kit.fleet import started
+from tests.campaigns.kit.report import Report
+from tests.campaigns.kit.traffic import loaded
 from tests.campaigns.rebalance.copying import PARTITIONS, QUEUE, _fill, _try_some, listed
-from tests.campaigns.rebalance.fleet import LOCAL, SHARED, MixedFleet
-from tests.campaigns.rebalance.moving import ask, how_many
-from tests.campaigns.rebalance.traffic import MovingTraffic, RepeatingProducer
+from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, MixedFleet
+from tests.campaigns.rebalance.moving_traffic import MovingTraffic, RepeatingProducer
+from tests.campaigns.rebalance.rebalance_judging import ask, how_many
 from tests.server.server_process import wait_until
 from tests.servers.postgres_server import PostgresServer, server_or_skip
 
@@ -31,24 +31,19 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.mark.slow
 def test_the_backends_are_weighed_while_it_runs_and_clients_notice_nothing(tmp_path: Path, postgres: PostgresServer) -> None:
     fleet = MixedFleet(tmp_path, postgres, 1)
-    traffic = MovingTraffic(fleet, Tally(), {"orders": 2, "single": 1}, by_client=True)
-    with started(fleet):
-        try:
-            traffic.create_queues()
-            assert how_many(fleet, "orders") == {LOCAL: 1, SHARED: 1}
-            traffic.start()
-            traffic.progress(100)
-            fleet.settle_on(SHARED)
-            ask(fleet, "queues.create", queue_name="later", requested_partitions=2)
-            assert how_many(fleet, "later") == {SHARED: 2}
-            fleet.weigh({LOCAL: 1.0, SHARED: 0.5}, by_signal=True)
-            traffic.progress(100)
-            wait_until(lambda: traffic.tally.counts["repeated long after"] > 5, "produces that are repeated")
-            traffic.drain(0)
-            report = Report("rig")
-            report.judge(traffic, fleet, None)
-        finally:
-            traffic.end()
+    with loaded(MovingTraffic(fleet, {"orders": 2, "single": 1}, by_client=True)) as traffic:
+        assert how_many(fleet, "orders") == {LOCAL: 1, SHARED: 1}
+        traffic.start()
+        traffic.progress(100)
+        fleet.settle_on(SHARED)
+        ask(fleet, "queues.create", queue_name="later", requested_partitions=2)
+        assert how_many(fleet, "later") == {SHARED: 2}
+        fleet.weigh({LOCAL: 1.0, SHARED: 0.5}, by_signal=True)
+        traffic.progress(100)
+        wait_until(lambda: traffic.tally.counts["repeated long after"] > 5, "produces that are repeated")
+        traffic.drain(0)
+        report = Report("rig")
+        traffic.judge(report)
     assert not report.wrong
     assert traffic.tally.counts["completed"] > 100
     assert {"queue.produce", "queue.complete"} <= traffic.calls.p99(0, float("inf"), least=1).keys()
@@ -57,16 +52,11 @@ def test_the_backends_are_weighed_while_it_runs_and_clients_notice_nothing(tmp_p
 @pytest.mark.slow
 def test_an_error_that_a_client_is_told_is_wrong(tmp_path: Path, postgres: PostgresServer) -> None:
     fleet = MixedFleet(tmp_path, postgres, 1)
-    traffic = MovingTraffic(fleet, Tally(), {"orders": 1}, by_client=True)
-    with started(fleet):
-        try:
-            traffic.create_queues()
-            traffic.start()
-            traffic.progress(10)
-            ask(fleet, "queues.delete", queue_name="orders", force=True)
-            wait_until(lambda: traffic.tally.faults > 0, "an error")
-        finally:
-            traffic.end()
+    with loaded(MovingTraffic(fleet, {"orders": 1}, by_client=True)) as traffic:
+        traffic.start()
+        traffic.progress(10)
+        ask(fleet, "queues.delete", queue_name="orders", force=True)
+        wait_until(lambda: traffic.tally.faults > 0, "an error")
     assert any("queue_not_found" in example for example in traffic.tally.examples)
 
 
@@ -84,14 +74,9 @@ def test_a_key_that_was_forgotten_is_found(tmp_path: Path, postgres: PostgresSer
 
     monkeypatch.setattr(RepeatingProducer, "until_done", forgetful)
     fleet = MixedFleet(tmp_path, postgres, 1)
-    traffic = MovingTraffic(fleet, Tally(), {"orders": 2}, by_client=False)
-    with started(fleet):
-        try:
-            traffic.create_queues()
-            traffic.start()
-            wait_until(lambda: traffic.tally.faults > 0, "a repetition that is stored again")
-        finally:
-            traffic.end()
+    with loaded(MovingTraffic(fleet, {"orders": 2}, by_client=False)) as traffic:
+        traffic.start()
+        wait_until(lambda: traffic.tally.faults > 0, "a repetition that is stored again")
     assert made.is_set()
     assert traffic.tally.counts["doubled"] > 0
 

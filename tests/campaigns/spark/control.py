@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.spark.kills import POINTS, History
+from tests.campaigns.kit.report import Report
+from tests.campaigns.spark.driver_kills import POINTS, History
 from tests.campaigns.spark.rig import BATCH, Rig
 from tests.spark.spark_world import server
 

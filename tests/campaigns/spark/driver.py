@@ -1,6 +1,6 @@
 """The driver that is killed: it empties the queue `in`, run after run, into several sinks at once.
 
-`python -m spark_campaign.driver CONFIG`, where CONFIG is a JSON object with the fields of `Work`; and SLUICEWAY_CAMPAIGN says what
+`python -m tests.campaigns.spark.driver CONFIG`, where CONFIG is a JSON object with the fields of `Work`; and SLUICEWAY_CAMPAIGN says what
 befalls it.
 """
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.kernel.errors import SluicewayError
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.report import Report
 from tests.campaigns.spark import judging
 from tests.campaigns.spark.driver import Work
 from tests.campaigns.spark.hooks import Stage

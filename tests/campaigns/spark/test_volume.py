@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.spark.memory import Curve
+from tests.campaigns.kit.report import Report
+from tests.campaigns.spark.memory_curves import Curve
 from tests.campaigns.spark.volume import DEAD_OF, SIZE, digests_of, judge_ledger, judge_memory, write_files
 
 COUNT = 3 * DEAD_OF

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sluiceway.kernel.errors import SluicewayError
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.report import Report
 from tests.campaigns.spark.driver import Work
 from tests.campaigns.spark.hooks import Stage
 from tests.campaigns.spark.rig import PATIENCE, Driver, Rig, ended

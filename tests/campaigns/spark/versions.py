@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.report import Report
 
 OTHERS = ("4.2",)
 """Beside the locked one, with which everything else here is run."""

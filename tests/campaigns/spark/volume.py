@@ -22,8 +22,8 @@ import pyarrow.dataset as ds
 
 from sluiceway.spark.options import Server
 from sluiceway.spark.server_calls import Client
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.spark.memory import Curve, Watch, after_collections
+from tests.campaigns.kit.report import Report
+from tests.campaigns.spark.memory_curves import Curve, Watch, after_collections
 from tests.server.server_process import COMMAND, ServerProcess
 
 SIZE = 1_024

@@ -1,4 +1,4 @@
-"""A streaming query that reads a capture by micro-batches into a queue: `python -m tasks_campaign.batches CAPTURE.json CHECKPOINT`.
+"""A streaming query that reads a capture by micro-batches into a queue: `python -m tests.campaigns.tasks.batches CAPTURE.json CHECKPOINT`.
 
 SIGTERM ends it between two batches, or in one.
 """

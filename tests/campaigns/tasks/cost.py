@@ -33,7 +33,7 @@ from sluiceway.core.group.task_state import Entry, Snapshot, State, decode, enco
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.task_records import CHANGES, Born
 from sluiceway.ports.change_stream import Batch, End, SeedsUpto
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.report import Report
 
 NAME = "cost"
 WAY: Millis = 2

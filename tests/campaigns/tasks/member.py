@@ -1,4 +1,4 @@
-"""One task of a capture, without Spark: `python -m tasks_campaign.member CAPTURE.json NAME`. SIGTERM has it leave in order."""
+"""One task of a capture, without Spark: `python -m tests.campaigns.tasks.member CAPTURE.json NAME`. SIGTERM has it leave in order."""
 
 from __future__ import annotations
 

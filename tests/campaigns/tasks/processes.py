@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.server.server_process import COMMAND, PATIENCE
+from tests.servers.pids import children, command_line, descendants, is_alive, kill, parent
 
 Config = Mapping[str, object]
 """The fields of a CaptureConfig."""
@@ -52,41 +53,6 @@ def running(tasks: Tasks) -> Iterator[None]:
         yield
     finally:
         tasks.stop()
-
-
-def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def thaw(pid: int) -> None:
-    os.kill(pid, signal.SIGCONT)
-
-
-def alive(pid: int) -> bool:
-    return _state(pid) not in "ZX"
-
-
-def _state(pid: int) -> str:
-    """As /proc has it; X: there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
-
-
-def children(pid: int) -> list[int]:
-    """All processes below that one."""
-    found: list[int] = []
-    open_ones = [pid]
-    while open_ones:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            below = [
-                int(each) for task in Path(f"/proc/{open_ones.pop()}/task").iterdir() for each in (task / "children").read_text().split()
-            ]
-            found += below
-            open_ones += below
-    return found
 
 
 class PlainTasks:
@@ -174,13 +140,13 @@ class SparkTasks:
 
     def workers(self) -> list[int]:
         """The forks of PySpark's daemons: its Python processes that have no children."""
-        below = children(self.driver)
-        return [pid for pid in below if "pyspark.daemon" in _command_line(pid) and not children(pid) and alive(pid) and _is_fork(pid)]
+        below = descendants(self.driver)
+        return [pid for pid in below if _is_daemon(pid) and _is_daemon(parent(pid)) and not children(pid) and is_alive(pid)]
 
     def kill_driver(self, alone: bool) -> None:
         """With all that belongs to it, as when a machine loses its power; or alone: then its tasks find out by themselves."""
         assert self._driver is not None
-        below = children(self.driver)
+        below = descendants(self.driver)
         kill(self.driver)
         self._driver.wait(PATIENCE)
         if alone:
@@ -198,10 +164,10 @@ class SparkTasks:
 
     def orphans(self) -> list[int]:
         """Those that still live, of drivers that were killed alone."""
-        return [pid for pid in self._orphans if "pyspark" in _command_line(pid)]
+        return [pid for pid in self._orphans if "pyspark" in command_line(pid)]
 
     def _stop_driver(self, driver: subprocess.Popen[bytes]) -> None:
-        below = children(driver.pid)
+        below = descendants(driver.pid)
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -240,20 +206,9 @@ def spark_arguments(config: Config, count: int) -> list[str]:
     return ["spark", "capture", str(config["name"]), *given, "--resident", "--tasks", str(count), "--json"]
 
 
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def _is_fork(pid: int) -> bool:
-    """Of a daemon, and not the daemon itself, which has none yet."""
-    try:
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return "pyspark.daemon" in _command_line(parent)
+def _is_daemon(pid: int) -> bool:
+    """Of PySpark, or a fork of one; a daemon itself has another parent."""
+    return "pyspark.daemon" in command_line(pid)
 
 
 def mistakes(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sluiceway.client import Client
-from tests.campaigns.crash.ledger import Tally, name_of
+from tests.campaigns.kit.ledger import Tally, name_of
 
 Lineage = Mapping[str, Sequence[str]]
 """Each partition of the stream, with its parents."""

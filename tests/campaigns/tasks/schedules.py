@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 from simulation.bugs_tasks import ABLATIONS
 from simulation.planting import Bug, planted
 from simulation.task_world import run_tasks
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.report import Report
 
 PROCESSES = 2
 LAST_LINE = re.compile(r"tasks: (?P<done>\d+) of \d+ seeds, (?P<failed>\d+) failed; (?P<events>[\d,]+) events")

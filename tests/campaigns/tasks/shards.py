@@ -16,12 +16,12 @@ import boto3
 from botocore.config import Config as ClientConfig
 
 from sluiceway.client import Client
-from tests.campaigns.cluster.report import Report
-from tests.campaigns.crash.ledger import Tally, payload_of
-from tests.campaigns.tasks.processes import Config, Tasks, alive, kill, running, thaw
+from tests.campaigns.kit.ledger import Tally, payload_of
+from tests.campaigns.kit.report import Report
+from tests.campaigns.tasks.processes import Config, Tasks, running
 from tests.campaigns.tasks.records import Book, Place, ids, produced, take_all
 from tests.server.server_process import COMMAND, PATIENCE, ServerProcess
-from tests.servers import frozen
+from tests.servers import pids
 from tests.servers.kafka_server import KafkaServer
 from tests.servers.moto_server import ENVIRONMENT, REGION, MotoServer, open_shards, reshard, shards_of
 
@@ -246,7 +246,7 @@ class Killer:
     def _run(self) -> None:
         while not self._stopping.wait(self._every):
             if workers := self._tasks.workers():
-                kill(self._random.choice(workers))
+                pids.kill(self._random.choice(workers))
                 self.killed += 1
 
 
@@ -305,7 +305,7 @@ def run_frozen(report: Report, folder: Path, make: Make, rounds: int, seed: int)
             victim = chosen.choice(made.tasks.workers())
             # Records come all the time, so it stands still in the middle of something.
             # Not in the middle of a commit to the meta store's SQLite file, which would lock it for all of them.
-            frozen.freeze(victim, folder / "meta.sqlite")
+            pids.freeze(victim, folder / "meta.sqlite")
             began = time.monotonic()
 
             def moved(before: set[str] = before) -> bool:
@@ -324,14 +324,14 @@ def run_frozen(report: Report, folder: Path, make: Make, rounds: int, seed: int)
                 made.end_writing()
                 made.until(made.caught_up, "all records are in the queue")
                 had, count = ids(made.client, QUEUE), produced(made.client, QUEUE)
-                thaw(victim)
+                pids.thaw(victim)
                 _look_away(made, victim)
                 now, more = ids(made.client, QUEUE), produced(made.client, QUEUE)
                 if (now, more) != (had, count):
                     report.fail(f"the woken task added {more - count} items, {sorted(set(now) - set(had))[:5]}; logs: {folder}")
                 made.begin_writing()
             else:
-                thaw(victim)
+                pids.thaw(victim)
                 _look_away(made, victim)
             report.say(f"frozen for {took:.1f} s, its partitions had moved; {made.summary()}")
             made.until_all_read(SHARDS)
@@ -344,5 +344,5 @@ def _look_away(made: World, victim: int) -> None:
     """As long as the woken one needs to find out that it is none any more, and longer: whatever it had in hand is tried by then."""
     deadline = time.monotonic() + 8
     pause = threading.Event()
-    while time.monotonic() < deadline and alive(victim):
+    while time.monotonic() < deadline and pids.is_alive(victim):
         pause.wait(0.2)

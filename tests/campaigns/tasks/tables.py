@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sluiceway.client import Client
-from tests.campaigns.cluster.report import Report
+from tests.campaigns.kit.report import Report
 from tests.campaigns.tasks.bank import PUBLICATION, Bank, apply_changes, differences
-from tests.campaigns.tasks.processes import Config, SparkTasks, Tasks, kill, running
+from tests.campaigns.tasks.processes import Config, SparkTasks, Tasks, running
 from tests.campaigns.tasks.records import take_all
 from tests.campaigns.tasks.shards import LEFT, Make, look
 from tests.server.server_process import ServerProcess
+from tests.servers import pids
 from tests.servers.postgres_server import PostgresServer
 
 QUEUE, NAME = "changes", "bank"
@@ -68,7 +69,7 @@ def _strike(tasks: Tasks, chosen: random.Random) -> int:
         tasks.start()
         return 1
     if workers := tasks.workers():
-        kill(chosen.choice(workers))
+        pids.kill(chosen.choice(workers))
     return len(workers[:1])
 
 

@@ -1,0 +1,113 @@
+"""A queue that others send to, or that cannot be looked into, is deleted only by force; and a deletion that ended unknown."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluiceway.instance.service import Service
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.requests import Disposition, QueuePatch
+from sluiceway.ports.meta_store import MetaUnknownError, Stamp
+from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
+from sluiceway.testing.drive import driven
+from tests.instance.node_rig import eventually, fine, lease, produce, serving, settle, spec, total
+
+
+async def on_the_way(service: Service, then: str | None) -> None:
+    """An item of q is on its way to d1, which does not take it; the next to die goes to that queue."""
+    for name in ("d1", "d2"):
+        await service.create_queue(spec(name))
+    await service.create_queue(spec("q", dead_queue="d1"))
+    await service.pause("d1", ["produce"], True)
+    await produce(service, "q", "a")
+    await settle(service, "q", await lease(service, "q"), Disposition("dead"))
+    await service.update_queue("q", QueuePatch({"dead_queue": then}))
+
+
+async def refused_to_delete(service: Service, queue: str) -> tuple[str, str | None]:
+    with pytest.raises(SluicewayError) as refused:
+        await service.delete_queue(queue, False)
+    return refused.value.code, refused.value.field
+
+
+@driven
+async def test_a_queue_that_items_are_on_their_way_to_is_not_deleted(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, _):
+        await on_the_way(service, None)
+        assert (total(service, "d1"), total(service, "d2")) == (0, 0)
+        assert await refused_to_delete(service, "d1") == ("queue_in_use", "force")
+        await service.pause("d1", ["produce"], False)
+        await eventually(lambda: total(service, "q") == 0)
+        assert await refused_to_delete(service, "d1") == ("queue_not_empty", "force")
+        await settle(service, "d1", await lease(service, "d1"))
+        await service.delete_queue("d1", False)
+
+
+@driven
+async def test_with_force_a_queue_that_items_are_on_their_way_to_is_deleted(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, store):
+        await on_the_way(service, None)
+        former = service.queue("d1").incarnation
+
+        async def fail(ref: PartitionRef) -> None:
+            if ref.incarnation == former:
+                raise StoreUnavailableError("the disk is gone")
+
+        # Whether it has them, it does not say.
+        store.on_open = store.on_apply = fail
+        await service.update_queue("q", QueuePatch({"dead_queue": "d2"}))
+        await service.delete_queue("d1", True)
+        await eventually(lambda: (total(service, "q"), total(service, "d2")) == (0, 1))
+
+
+@driven
+async def test_while_a_partition_of_another_queue_is_not_open_nothing_is_deleted_without_force(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, store):
+        await service.create_queue(spec("empty"))
+        closed = (await service.create_queue(spec("q"))).incarnation
+
+        async def fail(ref: PartitionRef) -> None:
+            if ref.incarnation == closed:
+                raise StoreUnavailableError("the disk is gone")
+
+        store.on_open = store.on_apply = fail
+        waiting = asyncio.ensure_future(produce(service, "q", "a", timeout=60_000))
+        await eventually(lambda: service.stats("q").partitions[0].state != "available")
+        assert service.stats("empty").partitions[0].state == "available"
+        assert await refused_to_delete(service, "empty") == ("queue_in_use", "force")
+        await service.delete_queue("empty", True)
+        assert [each.queue_name for each in service.queues()] == ["q"]
+        store.on_open = store.on_apply = fine
+        await waiting
+
+
+@pytest.mark.parametrize("landed", [True, False])
+@driven
+async def test_a_deletion_that_ended_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landed: bool) -> None:
+    """What is still recorded serves again; what may be gone takes nothing."""
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        commit = service.meta.commit
+
+        async def cut_off(*arguments: Any, **fields: Any) -> Stamp:
+            if landed:
+                await commit(*arguments, **fields)
+            raise MetaUnknownError("the answer was lost")
+
+        monkeypatch.setattr(service.meta, "commit", cut_off)
+        with pytest.raises(SluicewayError) as unknown:
+            await service.delete_queue("q", False)
+        assert unknown.value.code == "outcome_unknown"
+        monkeypatch.setattr(service.meta, "commit", commit)
+        if landed:
+            with pytest.raises(SluicewayError) as refused:
+                await produce(service, "q", "a")
+            assert refused.value.code == "queue_not_found"
+        else:
+            assert (await produce(service, "q", "a")).items == 1
+    async with serving(tmp_path) as (service, _):
+        assert [each.queue_name for each in service.queues()] == ([] if landed else ["q"])

@@ -1,0 +1,156 @@
+"""Redrives of a real instance: where items go, and redrives that end half way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sluiceway.instance.service import Service
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local import redrive as redrive_module
+from sluiceway.model.items import batch_from_rows
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import Disposition, Produce, QueueSpec, Redrive, Selection, Settle, Settled
+from sluiceway.ports.partition_store import PartitionRef
+from sluiceway.testing.drive import driven
+from tests.instance.node_rig import eventually, fine, lease, payloads, produce, serving, spec, total
+
+
+def item(text: str, queue: str) -> Produce:
+    """As if it had come from that queue."""
+    row = {"payload": text.encode(), "headers": [("sluiceway-queue", queue)], "origin": "aaaaaaaa.0.0"}
+    return Produce(batch_from_rows([row]), 20_000)
+
+
+async def bury(service: Service, *names: str, size: int = 1) -> None:
+    """Put items into the dead queue, each by a produce of its own."""
+    for name in names:
+        await service.produce("dead", item(name * size, "q"))
+
+
+async def retry(service: Service, offset: int) -> Settled:
+    return await service.settle("dead", Settle({0: [Selection(Disposition("retry"), offsets=np.array([offset]))]}, 20_000))
+
+
+@driven
+async def test_a_redrive_that_one_partition_refuses_says_what_began(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, store):
+        await service.create_queue(spec("q"))
+        second = PartitionRef((await service.create_queue(spec("dead", 2))).incarnation, 1)
+        await bury(service, *"abcd")
+        assert [each.ready for each in service.stats("dead").partitions] == [2, 2]
+        refusals: list[PartitionRef] = []
+
+        async def refuse_once(ref: PartitionRef) -> Outcome | None:
+            if ref != second or refusals:
+                return None
+            refusals.append(ref)
+            return Outcome.REFUSED
+
+        store.on_apply = refuse_once
+        redriven = await service.redrive("dead", Redrive(60_000, 10))
+        assert (redriven.matched, redriven.redriven, redriven.targets) == (4, 2, {"q": 2})
+        assert refusals == [second]
+        await eventually(lambda: service.stats("dead").partitions[1].state == "available")
+        assert (await service.redrive("dead", Redrive(60_000, 10))).redriven == 2
+        assert sorted(payloads((await lease(service, "q")).batches)) == [*"abcd"]
+
+
+@driven
+async def test_a_redrive_of_which_nothing_began_is_an_error(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, store):
+        await service.create_queue(spec("q"))
+        await service.create_queue(spec("dead"))
+        await bury(service, "a")
+
+        async def refuse(_: PartitionRef) -> Outcome | None:
+            return Outcome.REFUSED
+
+        store.on_apply = refuse
+        with pytest.raises(SluicewayError) as refused:
+            await service.redrive("dead", Redrive(60_000, 10))
+        assert refused.value.code == "unavailable"
+        store.on_apply = fine
+        await eventually(lambda: service.stats("dead").partitions[0].state == "available")
+        assert (total(service, "dead"), total(service, "q")) == (1, 0)
+
+
+@driven
+async def test_a_redrive_is_no_larger_than_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redrive_module, "MAX_LEASE_BYTES", 10_000)
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        await service.create_queue(spec("dead"))
+        await bury(service, *"abcdefg", size=4_000)
+        # The one that passes the limit is the last.
+        assert [(await service.redrive("dead", Redrive(60_000, 100))).redriven for _ in range(4)] == [3, 3, 1, 0]
+        assert total(service, "q") == 7
+
+
+@driven
+async def test_a_redrive_does_not_take_what_it_saw_before_a_commit_failed_for_what_is_there_now(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, store):
+        for name in ("q1", "q2", "dead"):
+            await service.create_queue(spec(name))
+        await produce(service, "dead", "x")  # nobody knows where it came from, so it stays
+        for name, queue in (("a", "q1"), ("b", "q2")):
+            await service.produce("dead", item(name, queue))
+        driver = service._drivers["dead"]
+        executor = driver._queue.executors[0]
+        assert payloads((await lease(service, "dead")).batches) == ["x", "a", "b"]
+        await retry(service, 0)
+        held, go_on = asyncio.Event(), asyncio.Event()
+
+        async def refuse_late(_: PartitionRef) -> Outcome | None:
+            store.on_apply = fine
+            held.set()
+            await go_on.wait()
+            return Outcome.REFUSED
+
+        # a is back in the line at offset 4, but not durably: once that commit has failed, b is put there.
+        store.on_apply = refuse_late
+        failing = asyncio.ensure_future(retry(service, 1))
+        await held.wait()
+        # The redrive reads the first extent from the store, and is held up there.
+        service._cache._batches.clear()
+        reading, read_on = asyncio.Event(), asyncio.Event()
+
+        async def hold(_: PartitionRef) -> None:
+            reading.set()
+            await read_on.wait()
+
+        store.on_read = hold
+        redrive = asyncio.ensure_future(service.redrive("dead", Redrive(20_000, 10)))
+        await reading.wait()
+        store.on_read, opening = fine, executor.opening
+        go_on.set()
+        await eventually(lambda: executor.opening > opening and executor.takes_work)
+        with pytest.raises(SluicewayError):
+            await failing
+        await retry(service, 2)
+        read_on.set()
+        try:
+            await redrive
+        except SluicewayError as error:
+            assert error.code == "unavailable"
+        await eventually(lambda: not executor.partition.transfers)
+        assert "b" not in payloads((await lease(service, "q1")).batches), "what was meant for q2 is in q1"
+
+
+@driven
+async def test_an_item_does_not_choose_where_it_is_redriven(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    await service.start()
+    try:
+        for name in ("dead", "secret"):
+            await service.create_queue(QueueSpec(name))
+        row = {"payload": b"forged", "headers": [("sluiceway-queue", "secret")]}
+        await service.produce("dead", Produce(batch_from_rows([row]), 10_000))
+        for wanted in (Redrive(10_000, 10), Redrive(10_000, 10, source="secret")):
+            assert (await service.redrive("dead", wanted)).matched == 0
+        assert (await service.redrive("dead", Redrive(10_000, 10, target="secret"))).redriven == 1
+    finally:
+        await service.stop()
