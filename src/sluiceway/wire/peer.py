@@ -1,8 +1,8 @@
-"""What instances of a cluster say to one another: a head in msgpack, then the rows as Arrow record batches.
+"""Codec of the messages between a cluster's instances: a head in msgpack, then the rows as Arrow record batches.
 
     b"slw" · VERSION (1 byte) · length of the head (4 bytes, little-endian) · the head · zeros up to a multiple of 8 · the record batches
 
-A batch comes without its schema: all columns that items ever have are known on both sides, so a bit mask says which ones these are.
+A batch has no schema. Both sides know all columns that items can have, so a bit mask names the batch's columns.
 """
 
 from __future__ import annotations
@@ -70,26 +70,27 @@ from sluiceway.wire.ipc_header import batch_header
 
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
-"""Where an instance is asked, below the URL that its member record has."""
+"""Path of the peers' endpoint, below the URL in an instance's member record."""
 VERSION: Final = 6
-"""To be raised with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout: only peers of one version talk at all.
+"""Version of the protocol. Raise it with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout. Instances of different
+versions refuse each other's messages.
 
-2: partitions come and go, hand over their keys, and move their items; an instance that knows nothing of that must not own any.
-3: a lease may be for one partition.
-4: partitions are browsed.
-5: consumers are listed.
-6: a lease may end before an offset, and counts tell the next one; a produce with a key may be for one
-   partition, and what that answers is handed over before it is removed.
+2: partitions are created and removed, hand over their keys and move their items. An instance without this must not own any.
+3: a lease may name one partition.
+4: partitions can be browsed.
+5: consumers can be listed.
+6: a lease may end before an offset, and counts include the next offset. A produce with a key may name one partition, and its answer is
+   handed over before that partition is removed.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
-"""A batch's mask has bit n for the n-th of these."""
+"""The columns that items can have. Bit n of a batch's mask stands for the n-th one."""
 _POSITION: Final = (1 << len(POSITION)) - 1
 _PAYLOAD: Final = 1 << len(POSITION)
 
 
 class Kind(NamedTuple):
-    """A request, and what it is answered with."""
+    """A request type and the type of its answer."""
 
     request: type
     answer: Any
@@ -134,7 +135,7 @@ _SHOWN: Final = 200
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """`kind` is that of the request, also in its answer; `columns` are the masks of the batches that follow."""
+    """The head of a message. `kind`: the request's type, also in an answer. `columns`: the masks of the batches that follow."""
 
     kind: str
     body: msgspec.Raw
@@ -153,14 +154,14 @@ class _Error(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def encode_request(request: PeerRequest) -> bytes:
-    """The request as a body; its payloads are copied twice."""
+    """Encode a request. Payloads are copied twice."""
     if isinstance(request, Ask):
         return _encode(type(request.request).__name__, request.request, request.incarnation, request.payload)
     return _encode(type(request).__name__, request)
 
 
 def decode_request(body: bytes) -> PeerRequest:
-    """The request. Raises `invalid_body`: the body is of another version, or damaged. Its rows stay where they lie in the body."""
+    """Decode a request. Its rows are views of `body`. Raises `invalid_body` for a body of another version or a damaged one."""
     message = _decode(body, 0)
     kind = KINDS_OF_REQUESTS.get(message.head.kind)
     if kind is None or (kind.request in (Learn, Poll, ListConsumers)) is not (message.head.incarnation is None):
@@ -170,12 +171,12 @@ def decode_request(body: bytes) -> PeerRequest:
 
 
 def encode_answer(request: PeerRequest, answer: Any) -> bytes:
-    """The answer to that request as a body."""
+    """Encode the answer to a request."""
     return _encode(_kind(request), answer)
 
 
 def decode_answer(request: PeerRequest, body: bytes) -> Any:
-    """What that request was answered with. Raises `invalid_body`, as `decode_request`."""
+    """Decode the answer to a request. Raises `invalid_body` as `decode_request` does."""
     message, name = _decode(body, _POSITION), _kind(request)
     if message.head.kind != name:
         raise _unreadable(f"it answers {message.head.kind[:_SHOWN]!r}, and {name!r} was asked")
@@ -183,7 +184,7 @@ def decode_answer(request: PeerRequest, body: bytes) -> Any:
 
 
 def encode_error(error: SluicewayError) -> bytes:
-    """What the peer is to raise in place of an answer."""
+    """Encode an error, which the peer raises in place of an answer."""
     said = _Error(error.code, error.detail, error.field)
     if isinstance(error, RateLimitedError):
         said.retry_after = error.retry_after
@@ -193,7 +194,7 @@ def encode_error(error: SluicewayError) -> bytes:
 
 
 def decode_error(body: bytes) -> SluicewayError:
-    """The error that the peer sent. Raises `invalid_body`, as `decode_request`."""
+    """Decode an error that a peer sent. Raises `invalid_body` as `decode_request` does."""
     message = _decode(body, 0)
     said: _Error = message.read(_Error)
     if message.head.kind != _ERROR or said.code not in KINDS:
@@ -202,7 +203,7 @@ def decode_error(body: bytes) -> SluicewayError:
         return RateLimitedError(said.detail, said.retry_after)
     if said.text is None or said.other is None or said.field is None:
         return SluicewayError(said.code, said.detail, said.field)
-    # Anything else in braces would be looked up by `format`.
+    # `str.format` would evaluate any other expression in braces.
     if set("{}") & set(said.text.replace("{other}", "")):
         raise _unreadable("its text has other braces than {other}")
     return OtherQueueError(said.code, said.text, said.other, said.field)
@@ -234,7 +235,7 @@ def _encode(kind: str, content: Any, incarnation: str | None = None, payload: bo
 
 
 def _fitted(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
-    """The batch's mask, and the batch with its columns in that order."""
+    """The batch's mask, and the batch with its columns in the order of COLUMNS."""
     names = set(batch.schema.names)
     mask = sum(1 << bit for bit, field in enumerate(COLUMNS) if field.name in names)
     schema = _schema(mask)
@@ -258,7 +259,7 @@ class _Message(NamedTuple):
     batches: Sequence[pa.RecordBatch]
 
     def read(self, kind: Any) -> Any:
-        """The content as that type. Raises `invalid_body`."""
+        """Decode the content as type `kind`. Raises `invalid_body`."""
         used = 0
 
         def read(wanted: Any, value: object) -> object:
@@ -289,7 +290,7 @@ def _offsets(value: object) -> Offsets:
 
 
 def _decode(body: bytes, position: int) -> _Message:
-    """`position`: which columns of the position the rows must have, as a mask. All rows have payloads."""
+    """`position`: mask of the position columns that the rows must have. They must also have payloads."""
     if len(body) < _START.size or body[:3] != _MAGIC:
         raise _unreadable("it does not begin as one")
     _, version, length = _START.unpack_from(body)
@@ -310,7 +311,7 @@ def _decode(body: bytes, position: int) -> _Message:
 
 
 def _batches(data: memoryview, masks: Sequence[int], needed: int) -> list[pa.RecordBatch]:
-    """Validated as what clients send is: a batch that is not sound could end the process."""
+    """Read and fully validate the batches, as for clients' requests: a malformed batch could crash the process."""
     source = pa.BufferReader(pa.py_buffer(data))
     batches = []
     for mask in masks:
