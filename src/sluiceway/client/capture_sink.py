@@ -93,7 +93,7 @@ class QueueSink:
                 "invalid_request",
                 f"the record at {last['position']} of partition {partition} has {len(last['payload']):,} bytes, an item at most "
                 f"{MAX_PAYLOAD_BYTES:,}, and queue {self._queue_name} has no dead queue. Give it one: sluiceway queue update "
-                f"{self._queue_name} --dead-queue NAME; it goes on by itself then",
+                f"{self._queue_name} --dead-queue NAME; the capture then continues by itself",
             )
         for number, chunk in enumerate(recut(self._letters(partition, records), MAX_ITEMS_ARROW)):
             await self._produce(dead_queue, partition, batch, number, chunk)
@@ -139,12 +139,12 @@ class QueueSink:
         if error.code == "stale_sequence":
             return StaleBatchError(f"{where}: queue {queue_name} has a later batch already")
         if error.code == "key_conflict":
-            detail = f"{where} is in queue {queue_name} with other records: the stream did not repeat exactly what it gave before"
+            detail = f"{where} is in queue {queue_name} with other records: the stream did not repeat the same records"
             return SluicewayError("key_conflict", detail)
         if error.retryable:
             return BrokenOffError(f"{where} could not be written to queue {queue_name}: {error}")
         if error.code == "queue_not_found":
-            make = f"make it with: sluiceway queue create {queue_name}; it goes on by itself then"
+            make = f"make it with: sluiceway queue create {queue_name}; the capture then continues by itself"
             return SluicewayError(error.code, f"{error.detail}; {make}")
         return error
 

@@ -46,11 +46,11 @@ def _short(reason: str) -> str:
 
 
 def used_twice() -> SluicewayError:
-    return invalid("consumer", "it is used already; make another")
+    return invalid("consumer", "it was already used; create another one")
 
 
 def not_in_a_block() -> SluicewayError:
-    return invalid("consumer", "go over a consumer in a `with` (`async with`) block, so that it can release what it holds at the end")
+    return invalid("consumer", "iterate over a consumer in a `with` (`async with`) block, so that it can release its items at the end")
 
 
 def check_concurrency(concurrency: int) -> None:

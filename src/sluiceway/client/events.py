@@ -89,7 +89,7 @@ class EventReader:
 
 def stream_ended() -> CallError:
     """Return the error for a stream that the server ended, as it does when it stops."""
-    return CallError("unavailable", "the server has ended the stream of events")
+    return CallError("unavailable", "the server ended the event stream")
 
 
 def check_content_type(response: httpx.Response) -> None:

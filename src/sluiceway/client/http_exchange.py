@@ -58,7 +58,7 @@ class Endpoint:
         self._headers = [(b"Host", self.url.netloc), (b"User-Agent", f"sluiceway-python/{__version__}".encode())]
         self.api_key = os.environ.get("SLUICEWAY_API_KEY", "") if api_key is None else api_key
         if not all("!" <= char <= "~" for char in self.api_key):
-            raise invalid("api_key", "it has characters that no API key has; expected a text such as slw_ID_SECRET")
+            raise invalid("api_key", "it has invalid characters; expected a text such as slw_ID_SECRET")
         if self.api_key:
             self._headers.append((b"Authorization", f"Bearer {self.api_key}".encode()))
 
@@ -100,14 +100,14 @@ class Endpoint:
         )
 
     def broken(self, error: httpx.RequestError) -> CallError:
-        """What an attempt without an answer means: nothing was sent, or nobody knows."""
+        """The error of an attempt without an answer: `unavailable` if nothing was sent, otherwise `outcome_unknown`."""
         reason = str(error) or type(error).__name__
         if (untrusted := _untrusted(error)) is not None:
-            who = "an authority of your own is named by ca_file (command line: --ca-file, SLUICEWAY_CA_FILE)"
-            detail = f"the certificate of {self._base} is not trusted: {untrusted.verify_message}; {who}"
+            hint = "name a private CA with ca_file (command line: --ca-file, SLUICEWAY_CA_FILE)"
+            detail = f"the certificate of {self._base} is not trusted: {untrusted.verify_message}; {hint}"
             return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
         if "WRONG_VERSION_NUMBER" in reason:
-            detail = f"{self._base} does not speak TLS; with http:// in place of https:// it is asked without"
+            detail = f"{self._base} does not use TLS; use http:// in place of https://"
             return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
         if isinstance(error, _NOT_SENT):
             return CallError("unavailable", f"cannot reach {self._base}: {reason}")

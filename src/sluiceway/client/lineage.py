@@ -92,7 +92,7 @@ def _place(position: str) -> Place:
         return Place()
     found = _PLACE.fullmatch(position)
     if found is None:
-        raise UnknownPositionError(f"{position[:100]!r} is no position in a partition of a queue")
+        raise UnknownPositionError(f"{position[:100]!r} is not a position of a queue's partition")
     lease, items, before = found.groups()
     return Place(int(lease), int(items), tuple(map(int, before.split(","))) if before else ())
 
@@ -184,7 +184,7 @@ class QueueLineage:
 
     def _note_pause(self, paused: bool) -> None:
         if paused and not self._paused:
-            log.warning("the queue %s is paused: nothing can be read until leases are resumed", self._queue)
+            log.warning("queue %s is paused: nothing can be read until leasing is resumed", self._queue)
         self._paused = paused
 
     async def _gone(self, partition: _Partition, refused: CallError) -> Batch:
@@ -194,7 +194,7 @@ class QueueLineage:
         """
         info = await self._client.queue_info(self._queue)
         if info.incarnation != partition.incarnation:
-            raise UnknownPositionError(f"the queue {self._queue} was deleted, and made anew: what was in it is gone")
+            raise UnknownPositionError(f"the queue {self._queue} was deleted and created again; its former items are gone")
         async for each in self._rebalances(info.incarnation):
             if partition_lineage.removal_of([each], partition.number) is not None:
                 children = partition_lineage.children_of(each, info.incarnation, partition.number)
@@ -203,8 +203,8 @@ class QueueLineage:
         if _may_be_new(info, partition.number):
             raise BrokenOffError(f"the server does not know partition {partition.number} of the queue {self._queue} yet: {refused}")
         raise UnknownPositionError(
-            f"partition {partition.number} of the queue {self._queue} was removed by a rebalance that is not remembered any more, "
-            "so what came after it is not known"
+            f"partition {partition.number} of the queue {self._queue} was removed by a rebalance whose record no longer exists, "
+            "so its children are unknown"
         )
 
     # ---- reading ----------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class QueueLineage:
     def _partition(self, token: str) -> _Partition:
         found = _TOKEN.fullmatch(token)
         if found is None:
-            raise UnknownPositionError(f"{token[:100]!r} is no partition of a queue")
+            raise UnknownPositionError(f"{token[:100]!r} is not a partition of a queue")
         return self._partitions.setdefault(token, _Partition(found[1], int(found[2])))
 
     async def _lease(self, this: _Partition, place: Place, limit: int) -> LeasedTable:
@@ -251,9 +251,9 @@ class QueueLineage:
             )
         except CallError as error:
             if error.code == "stale_ids":
-                raise UnknownPositionError(f"what came after lease {this.lease_id(place.lease)} was read and completed already") from error
+                raise UnknownPositionError(f"the items after lease {this.lease_id(place.lease)} were already read and completed") from error
             if error.code == "invalid_request" and error.field == "after_lease":
-                raise UnknownPositionError(f"the queue {self._queue} was deleted, and made anew: what was in it is gone") from error
+                raise UnknownPositionError(f"the queue {self._queue} was deleted and created again; its former items are gone") from error
             raise
 
     def _batch(self, this: _Partition, place: Place, leased: LeasedTable) -> Batch:
@@ -278,7 +278,7 @@ class QueueLineage:
                 raise UnknownPositionError(f"lease {lease_id} is over, so its items cannot be read again") from error
             raise
         if len(found) != place.items:
-            raise UnknownPositionError(f"lease {lease_id} had {place.items} items, and has {len(found)}: somebody else has settled some")
+            raise UnknownPositionError(f"lease {lease_id} had {place.items} items, now {len(found)}: another consumer has settled some")
         this.known.add(place.lease)
         await self._extend([lease_id])
         self._hold([lease_id])
@@ -292,7 +292,7 @@ class QueueLineage:
         over = {each.id: each.reason for each in await self._extend(asked)}
         for lease_id, reason in over.items():
             if reason == "unknown":
-                raise UnknownPositionError(f"lease {lease_id} was never given")
+                raise UnknownPositionError(f"lease {lease_id} was never assigned")
             if reason not in _FINE:
                 raise UnknownPositionError(_lost(lease_id, reason))
         self._hold(lease_id for lease_id in asked if lease_id not in over)
@@ -351,7 +351,7 @@ class QueueLineage:
                     over = await self._extend(held[start : start + MAX_EXTENDED])
                     self._held.difference_update(each.id for each in over)
             except SluicewayError as error:
-                log.warning("leases on items of the queue %s were not extended, will try again: %s", self._queue, error)
+                log.warning("queue %s: leases were not extended, will retry: %s", self._queue, error)
 
     async def _extend(self, lease_ids: Collection[str]) -> list[Ignored]:
         """Extend leases. Returns the ones that are over, with the reasons."""
@@ -378,8 +378,8 @@ def _may_be_new(info: QueueInfo, number: int) -> bool:
 
 def _lost(lease_id: str, reason: str) -> str:
     return (
-        f"lease {lease_id} is not this capture's any more ({reason}): its items are back in the queue, and what was handed on of them "
-        "would be read twice. Leases must live longer (option holdFor) than a capture stands still"
+        f"lease {lease_id} no longer belongs to this capture ({reason}). Its items are back in the queue, and those already handed on "
+        "would be read twice. Set the option holdFor to more than the longest pause of the capture"
     )
 
 
@@ -416,7 +416,7 @@ def from_options(name: str, options: Mapping[str, str]) -> QueueLineage:
     if said.get("apiKey"):
         api_key = read_secret(said["apiKey"], "apiKey", os.environ)
         if api_key is None:
-            raise invalid("apiKey", "a key does not stand here itself; say where it is: env:NAME or file:PATH")
+            raise invalid("apiKey", "expected env:NAME or file:PATH that holds the key, not the key itself")
     client = AsyncClient(
         url,
         # The client id is this capture's alone. Leases of another client with the same id would be taken for the capture's.

@@ -90,11 +90,11 @@ class Posting:
 
 
 def cut_off() -> SluicewayError:
-    return SluicewayError("outcome_unknown", "the producer was cut off while it sent this; the item may be stored or not")
+    return SluicewayError("outcome_unknown", "the producer was cancelled while it sent this item; it may or may not be stored")
 
 
 def closed() -> SluicewayError:
-    return SluicewayError("unavailable", "the producer is closed; make another")
+    return SluicewayError("unavailable", "the producer is closed; create another one")
 
 
 DELIVERY_RETRIES = 4

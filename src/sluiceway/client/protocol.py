@@ -135,12 +135,12 @@ def read_problem(status: int, body: bytes, wait: str | None = None) -> CallError
     try:
         problem = msgspec.json.decode(body, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        where = f"the answer is HTTP {status} and not from a Sluiceway server"
+        where = f"the answer is HTTP {status}, not from a Sluiceway server"
         if status == 429:
-            return CallError("too_many_requests", f"{where}: something in between limits requests", retry_after=retry_after)
+            return CallError("too_many_requests", f"{where}: a proxy limits requests", retry_after=retry_after)
         if status in (502, 503, 504):
-            return CallError("outcome_unknown", f"{where}: something in between gave up", retry_after=retry_after)
-        return CallError("not_found", f"{where}: is the URL right?")
+            return CallError("outcome_unknown", f"{where}: a proxy gave up", retry_after=retry_after)
+        return CallError("not_found", f"{where}; check the URL")
     kind = ErrorKind(status, problem.retryable, problem.title)
     detail = problem.detail or problem.title
     return CallError(problem.code, detail, problem.field, problem.request_id, kind, problem.ignored, retry_after)
@@ -149,7 +149,7 @@ def read_problem(status: int, body: bytes, wait: str | None = None) -> CallError
 def unreadable(reason: Exception) -> CallError:
     """The error for an unreadable answer with a success status. The call may have taken effect."""
     kind = ErrorKind(200, False, KINDS["outcome_unknown"].title)
-    return CallError("outcome_unknown", f"the answer cannot be read ({reason}): is the URL that of a Sluiceway server?", kind=kind)
+    return CallError("outcome_unknown", f"the answer cannot be read ({reason}); check that the URL is a Sluiceway server's", kind=kind)
 
 
 # -- encoding of fields -----------------------------------------------------------------------------------------------

@@ -48,9 +48,7 @@ _Deadlines = Mapping[tuple[int, int], datetime]
 ERRORS_PAGE = "/docs/errors"
 """The server's page of error codes. A problem's `type` links to it on the same server."""
 
-FOREIGN = Explanation(
-    "unknown", "this queue has never given such an id: it is another queue's, or one of an earlier queue of the same name"
-)
+FOREIGN = Explanation("unknown", "this queue never assigned the id; it belongs to another queue, or to a deleted queue of the same name")
 """The explanation of an id whose incarnation is not the queue's. It needs no lookup in the queue."""
 
 
@@ -63,7 +61,7 @@ class StaleIdsError(SluicewayError):
     def __init__(self, ignored: Sequence[tuple[str, IgnoredReason]]) -> None:
         first = ", ".join(f"{text} ({reason})" for text, reason in ignored[:_NAMED])
         more = ", …" if len(ignored) > _NAMED else ""
-        super().__init__("stale_ids", f"{len(ignored):,} ignored: {first}{more}; the rest is done")
+        super().__init__("stale_ids", f"{len(ignored):,} ignored: {first}{more}; the call took effect for the others")
         self.ignored = ignored
 
 

@@ -116,7 +116,7 @@ def _disposition(outcome: str, delay: int | None, reason: str | None, row: int) 
         raise invalid(f"items[{row}].outcome", f"{outcome[:40]!r} is not one of {', '.join(_OUTCOMES)}")
     if delay is not None:
         if outcome != "retry":
-            raise invalid(f"items[{row}].retry_after_ms", "is only meant with the outcome retry")
+            raise invalid(f"items[{row}].retry_after_ms", "requires the outcome retry")
         if not 0 <= delay <= MAX_SCHEDULE:
             raise invalid(f"items[{row}].retry_after_ms", f"{delay} is not between 0 and {MAX_SCHEDULE}")
     text = "" if reason is None else check_text(reason, f"items[{row}].reason")
@@ -140,7 +140,7 @@ def read_stream(body: bytes, columns: dict[str, Column], most: int) -> pa.Record
 
 
 def _unreadable(what: str) -> SluicewayError:
-    return SluicewayError("invalid_body", f"the body is not a sound Arrow stream: {what}")
+    return SluicewayError("invalid_body", f"the body is not a valid Arrow stream: {what}")
 
 
 def _batches(body: bytes, columns: dict[str, Column], most: int) -> list[pa.RecordBatch]:
@@ -179,7 +179,7 @@ def _check_schema(schema: pa.Schema, columns: dict[str, Column]) -> None:
         if column is None:
             raise invalid(name[:80], f"unknown column; this call takes {', '.join(columns)}")
         if schema.names.count(name) > 1:
-            raise invalid(name, "the column is there twice")
+            raise invalid(name, "the column occurs twice")
         actual = schema.field(name).type
         if not _accepted(actual, column):
             raise invalid(name, f"expected a column of type {column.type}, got {str(actual)[:80]}")
@@ -213,7 +213,7 @@ def check_buffers(array: pa.Array, name: str) -> None:
     """Raises `invalid_body` for a binary or text column whose offsets buffer is not a whole number of 32-bit offsets."""
     # pyarrow's validation accepts such a buffer, but code that reads it as an array of integers fails on it.
     if (pa.types.is_binary(array.type) or pa.types.is_string(array.type)) and array.buffers()[1].size % 4:
-        raise _unreadable(f"the offsets of column {name!r} end within a number")
+        raise _unreadable(f"the offsets of column {name!r} are cut off")
 
 
 def encode_leased(batches: Sequence[pa.RecordBatch], about: dict[str, Any]) -> memoryview:

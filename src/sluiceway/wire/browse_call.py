@@ -49,10 +49,10 @@ class BrowseCall(Call):
                 raise invalid("states", "expected one or more of ready, leased and scheduled, each once")
             return Browse(self.partition, tuple(states), self.limit, payload=self.payload)
         if self.states is not None:
-            raise invalid("states", "the snapshot was taken with its states: give states or cursor, not both")
+            raise invalid("states", "the cursor's snapshot already has its states; give states or cursor, not both")
         found = _IS_CURSOR.fullmatch(self.cursor)
         if found is None:
-            raise invalid("cursor", "expected the cursor of the page before")
+            raise invalid("cursor", "expected the cursor of the previous page")
         return Browse(self.partition, (), self.limit, found[1], int(found[2]), self.payload)
 
 

@@ -92,7 +92,7 @@ def _refusal(message: str) -> SluicewayError:
     member = _MEMBER.match(what)
     if member is None:
         if not path:
-            return SluicewayError("invalid_body", f"the body is not a JSON object of this call's fields: {what}")
+            return SluicewayError("invalid_body", f"the body is not a JSON object with this call's fields: {what}")
         return invalid(path[:_SHOWN], what)
     field = f"{path}.{member[1][:_SHOWN]}" if path else member[1][:_SHOWN]
     return invalid(field, "unknown field" if "unknown" in what[: member.start(1)] else "required")

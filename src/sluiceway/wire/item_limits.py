@@ -24,7 +24,7 @@ def check_count(items: Sized, field: str, most: int, least: int = 1) -> None:
 
 def too_many(field: str, count: int, most: int) -> SluicewayError:
     """The error `too_many_items` for a field with `count` entries where `most` are allowed."""
-    return SluicewayError("too_many_items", f"{field}: {count:,} of them; one call carries at most {most:,}", field)
+    return SluicewayError("too_many_items", f"{field}: {count:,} entries; one call may have at most {most:,}", field)
 
 
 def check_batch(batch: pa.RecordBatch, now: Millis) -> None:
@@ -41,4 +41,4 @@ def check_batch(batch: pa.RecordBatch, now: Millis) -> None:
         wrong = (times < 0) | (times > now + MAX_SCHEDULE)
         if wrong.any():
             days = MAX_SCHEDULE // 86_400_000
-            raise invalid(f"items[{int(np.argmax(wrong))}].enqueue_at", f"before 1970, or more than {days} days ahead")
+            raise invalid(f"items[{int(np.argmax(wrong))}].enqueue_at", f"the time is before 1970, or more than {days} days ahead")

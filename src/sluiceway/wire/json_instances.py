@@ -39,7 +39,7 @@ class InstancesUpdateCall(msgspec.Struct, forbid_unknown_fields=True):
         """The given parameters in milliseconds, by name. Raises `invalid_request` for a malformed one, or if the call changes nothing."""
         found = {name: parse_duration(text, name) for name in BOUNDS if (text := getattr(self, name)) is not UNSET}
         if not found and self.strategy is UNSET:
-            raise invalid("body", f"expected one of {', '.join(BOUNDS)}, strategy")
+            raise invalid("body", f"nothing to change; give at least one of {', '.join(BOUNDS)}, strategy")
         return found
 
     def wanted_strategy(self) -> Strategy | None:

@@ -63,15 +63,15 @@ class ProduceFields(Call):
         group = given_text(self.idempotency_group, "idempotency_group")
         for own in (TRANSFER_GROUP, MOVE_GROUP):
             if group is not None and group.startswith(own):
-                raise invalid("idempotency_group", f"groups that begin with {own} are the server's own")
+                raise invalid("idempotency_group", f"names that begin with {own} are reserved for the server")
         if group is None and self.idempotency_sequence is not None:
-            raise invalid("idempotency_sequence", "is only meant together with idempotency_group")
+            raise invalid("idempotency_sequence", "requires idempotency_group")
         if key is None:
             if group is not None:
-                raise invalid("idempotency_key", "required together with idempotency_group")
+                raise invalid("idempotency_key", "required with idempotency_group")
             return None
         if group is not None and self.idempotency_window is not None:
-            raise invalid("idempotency_window", "the keys of an idempotency_group have no window")
+            raise invalid("idempotency_window", "cannot be combined with idempotency_group, whose keys have no window")
         window = record.idempotency_window
         if self.idempotency_window is not None:
             window = check_duration(self.idempotency_window, "idempotency_window", 1, window)
@@ -190,10 +190,10 @@ class LeaseCall(Call):
         if not self.client_id:
             raise invalid("client_id", "must not be empty")
         if self.partition is not None and self.max_partitions > 1:
-            raise invalid("max_partitions", "is only meant without partition")
+            raise invalid("max_partitions", "cannot be combined with partition")
         wait = request_timeout(self.request_timeout)
         if wait and self.before_offsets is not None:
-            raise invalid("request_timeout", "0s, with before_offsets: what comes is not before them")
+            raise invalid("request_timeout", "must be 0s with before_offsets, because later items are not before these offsets")
         return Lease(
             check_text(self.client_id, "client_id"),
             self.batch_size,
@@ -211,7 +211,7 @@ class LeaseCall(Call):
             return None
         lease = parse_lease_id(self.after_lease, "after_lease")
         if lease.partition != self.partition or not belongs(lease, record):
-            raise invalid("after_lease", "expected a lease of the partition that the call names")
+            raise invalid("after_lease", "expected a lease of the call's partition")
         return lease.number
 
 
@@ -225,14 +225,14 @@ class PeekCall(Call):
         """The peek to run. Raises `invalid_request`, and `lease_not_found` for a lease of another queue or incarnation."""
         if self.lease_id is None:
             if self.start is not None:
-                raise invalid("start", "is only meant together with lease_id")
+                raise invalid("start", "requires lease_id")
             check_partition(self.partition, record)
             return Peek(self.limit, self.partition)
         if self.partition is not None:
             raise invalid("partition", "a lease names its partition: give lease_id or partition, not both")
         lease = parse_lease_id(self.lease_id, "lease_id")
         if not belongs(lease, record):
-            raise SluicewayError("lease_not_found", f"{self.lease_id} is no lease of this queue", "lease_id")
+            raise SluicewayError("lease_not_found", f"{self.lease_id} is not a lease of this queue", "lease_id")
         return Peek(self.limit, lease.partition, lease.number, self.start or 0)
 
 
@@ -245,9 +245,9 @@ class ExplainCall(Call):
     def item(self) -> ItemId | None:
         """The item's id; None: the call explains its partition. Raises `invalid_request`."""
         if self.id is None and self.partition is None:
-            raise invalid("id", "required, or partition")
+            raise invalid("id", "id or partition is required")
         if self.id is not None and self.partition is not None:
-            raise invalid("partition", "goes without id: either says what to explain")
+            raise invalid("partition", "cannot be combined with id")
         return None if self.id is None else parse_item_id(self.id, "id")
 
 
@@ -257,7 +257,7 @@ _decode_produce = JsonDecoder(ProduceCall)
 def refuse_many_objects(body: bytes) -> None:
     """Raises `too_many_items` for a body with so many items that decoding it could exhaust the process's memory."""
     if len(body) > _EASY_BYTES and body.count(b"{") > _MOST_OBJECTS and _STRING.sub(b"", body).count(b"{") > _MOST_OBJECTS:
-        raise SluicewayError("too_many_items", f"items: more than {MAX_ITEMS_JSON:,}, which is what one call carries at most", "items")
+        raise SluicewayError("too_many_items", f"items: one call may have at most {MAX_ITEMS_JSON:,} entries", "items")
 
 
 def decode_produce(body: bytes) -> ProduceCall:

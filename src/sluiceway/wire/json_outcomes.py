@@ -51,7 +51,7 @@ class _IdsCall(_CheckedCall):
         """
         ids, lease_ids = self.ids or [], self.lease_ids or []
         if not ids and not lease_ids:
-            raise invalid("ids", "at least one of ids and lease_ids must name something")
+            raise invalid("ids", "give at least one id in ids or lease_ids")
         check_count(ids, "ids", MAX_ITEMS_JSON, least=0)
         check_count(lease_ids, "lease_ids", MAX_ITEMS_JSON, least=0)
         check_partition(partition, record, removed=True)
@@ -131,7 +131,7 @@ class SettleItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         """The disposition of the item at index `at` of the call. Raises `invalid_request`."""
         path = f"items[{at}]"
         if self.retry_after is not None and self.outcome != "retry":
-            raise invalid(f"{path}.retry_after", "is only meant with the outcome retry")
+            raise invalid(f"{path}.retry_after", "requires the outcome retry")
         reason = "" if self.reason is None else check_text(self.reason, f"{path}.reason")
         return Disposition(self.outcome, retry_after=_delay(self.retry_after, path), reason=reason)
 

@@ -52,7 +52,7 @@ class CreateCall(_Settings):
         if spec.lease_timeout > spec.max_lease_timeout:
             field = "lease_timeout" if "lease_timeout" in settings else "max_lease_timeout"
             most = format_duration(spec.max_lease_timeout)
-            raise invalid(field, f"leases of {format_duration(spec.lease_timeout)} are longer than the most of {most}")
+            raise invalid(field, f"lease_timeout is {format_duration(spec.lease_timeout)}, longer than max_lease_timeout, which is {most}")
         return spec
 
 
@@ -66,13 +66,13 @@ class UpdateCall(_Settings):
         check_queue_name(self.queue_name)
         named = self.settings()
         if not named and self.requested_partitions is None:
-            raise SluicewayError("invalid_request", f"there is nothing to change; name at least one of {', '.join(QUEUE_SETTINGS)}")
+            raise SluicewayError("invalid_request", f"nothing to change; give at least one of {', '.join(QUEUE_SETTINGS)}")
         return QueuePatch(named, self.version)
 
     def check_partitions(self, partitions: int) -> None:
         """Raises `invalid_request` if `requested_partitions` differs from the queue's number of partitions."""
         if self.requested_partitions not in (None, partitions):
-            detail = f"cannot be changed by queues.update; it is {partitions}, leave it out, and change it by queue.rebalance"
+            detail = f"cannot be changed with queues.update; it is {partitions}. Leave it out, and use queue.rebalance"
             raise invalid("requested_partitions", detail)
 
 
@@ -109,7 +109,7 @@ class ClearCall(Call):
     def request(self) -> Clear:
         """The clear to run. Raises `invalid_request` if it would drop nothing."""
         if not self.ready and not self.scheduled:
-            raise invalid("ready", "there is nothing to drop: ready or scheduled must be true")
+            raise invalid("ready", "nothing to drop; set ready or scheduled to true")
         return Clear(request_timeout(self.request_timeout), self.ready, self.scheduled)
 
 
@@ -125,7 +125,7 @@ class RedriveCall(Call):
         """The redrive to run. Raises `invalid_request`."""
         target = given_queue(self.target, "target")
         if target == self.queue_name:
-            raise invalid("target", "is the queue that the items are taken from")
+            raise invalid("target", "must differ from the queue that the items come from")
         return Redrive(
             request_timeout(self.request_timeout),
             self.limit,
@@ -145,7 +145,7 @@ def decode_update(body: bytes) -> UpdateCall:
         return _decode_update(body)
     except SluicewayError as error:
         if error.field in _FIXED:
-            raise invalid(error.field, "cannot be changed by queues.update; leave it out") from None
+            raise invalid(error.field, "cannot be changed with queues.update; leave it out") from None
         raise
 
 

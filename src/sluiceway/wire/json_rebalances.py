@@ -61,7 +61,7 @@ class RebalanceManyCall(msgspec.Struct, forbid_unknown_fields=True):
         """The pattern of queue names. Raises `invalid_request`."""
         _check_rate(self.drain, self.rate)
         if self.all == (self.match is not None):
-            raise invalid("match", "say which queues: a pattern of names such as orders-*, or else all")
+            raise invalid("match", "give either match, a pattern of queue names such as orders-*, or all")
         return "*" if self.match is None else check_pattern(self.match, "match")
 
 
@@ -99,7 +99,7 @@ class PartitionCall(Call):
 
 def _check_rate(drain: DrainMode, rate: int | None) -> None:
     if rate is not None and drain != "copy":
-        raise invalid("rate", "goes with drain copy: a natural drain is as fast as the consumers are")
+        raise invalid("rate", "requires drain copy: a natural drain goes at the consumers' pace")
 
 
 decode_plan = JsonDecoder(PlanCall)

@@ -144,7 +144,7 @@ def check_one_disposition(selections: dict[int, list[Selection]], field: str) ->
         found, counts = np.unique(np.concatenate(parts), return_counts=True)
         if len(found) < sum(map(len, parts)):
             offset = int(found[np.argmax(counts > 1)])
-            raise invalid(field, f"the item of partition {partition} at offset {offset} is given two different outcomes")
+            raise invalid(field, f"the item of partition {partition} at offset {offset} has two different outcomes")
 
 
 def group_leases(

@@ -165,7 +165,7 @@ def decode_request(body: bytes) -> PeerRequest:
     message = _decode(body, 0)
     kind = KINDS_OF_REQUESTS.get(message.head.kind)
     if kind is None or (kind.request in (Learn, Poll, ListConsumers)) is not (message.head.incarnation is None):
-        raise _unreadable(f"there is no request {message.head.kind[:_SHOWN]!r} like that")
+        raise _unreadable(f"there is no request {message.head.kind[:_SHOWN]!r} of this form")
     request = message.read(kind.request)
     return request if message.head.incarnation is None else Ask(message.head.incarnation, request, message.head.payload)
 
@@ -179,7 +179,7 @@ def decode_answer(request: PeerRequest, body: bytes) -> Any:
     """Decode the answer to a request. Raises `invalid_body` as `decode_request` does."""
     message, name = _decode(body, _POSITION), _kind(request)
     if message.head.kind != name:
-        raise _unreadable(f"it answers {message.head.kind[:_SHOWN]!r}, and {name!r} was asked")
+        raise _unreadable(f"it answers {message.head.kind[:_SHOWN]!r}, but the request was {name!r}")
     return message.read(KINDS_OF_REQUESTS[name].answer)
 
 
@@ -198,14 +198,14 @@ def decode_error(body: bytes) -> SluicewayError:
     message = _decode(body, 0)
     said: _Error = message.read(_Error)
     if message.head.kind != _ERROR or said.code not in KINDS:
-        raise _unreadable("it is no error")
+        raise _unreadable("it is not an error")
     if said.retry_after is not None:
         return RateLimitedError(said.detail, said.retry_after)
     if said.text is None or said.other is None or said.field is None:
         return SluicewayError(said.code, said.detail, said.field)
     # `str.format` would evaluate any other expression in braces.
     if set("{}") & set(said.text.replace("{other}", "")):
-        raise _unreadable("its text has other braces than {other}")
+        raise _unreadable("its text has a placeholder other than {other}")
     return OtherQueueError(said.code, said.text, said.other, said.field)
 
 
@@ -225,7 +225,7 @@ def _encode(kind: str, content: Any, incarnation: str | None = None, payload: bo
         if isinstance(value, pa.RecordBatch | SmallBatch | Served):
             batches.append(in_columns(value))
             return len(batches) - 1
-        raise TypeError(f"{type(value).__name__} is not for a peer")
+        raise TypeError(f"{type(value).__name__} cannot be sent to a peer")
 
     body = msgspec.Raw(msgspec.msgpack.encode(content, enc_hook=write))
     fitted = [_fitted(batch) for batch in batches]
@@ -276,7 +276,7 @@ class _Message(NamedTuple):
         except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
             raise _unreadable(str(error)) from None
         if used != len(self.batches):
-            raise _unreadable("it has batches that are not part of it")
+            raise _unreadable("it has unexpected batches")
         return content
 
 
@@ -285,14 +285,14 @@ def _offsets(value: object) -> Offsets:
         raise ValueError("offsets must be bytes")
     offsets = np.frombuffer(value, _LITTLE).astype(np.int64, copy=False)
     if len(offsets) and (offsets[0] < 0 or (offsets[1:] <= offsets[:-1]).any()):
-        raise ValueError("offsets must rise from 0 on")
+        raise ValueError("offsets must be ascending and not negative")
     return offsets
 
 
 def _decode(body: bytes, position: int) -> _Message:
     """`position`: mask of the position columns that the rows must have. They must also have payloads."""
     if len(body) < _START.size or body[:3] != _MAGIC:
-        raise _unreadable("it does not begin as one")
+        raise _unreadable("it has no header")
     _, version, length = _START.unpack_from(body)
     if version != VERSION:
         said = f"it is of version {version}, and this instance speaks version {VERSION}: run the same release on all instances"
@@ -316,13 +316,13 @@ def _batches(data: memoryview, masks: Sequence[int], needed: int) -> list[pa.Rec
     batches = []
     for mask in masks:
         if not 0 < mask < 1 << len(COLUMNS) or mask & (_POSITION | _PAYLOAD) != needed:
-            raise ValueError("a batch of other columns than these")
+            raise ValueError("a batch has unexpected columns")
         message = pa.ipc.read_message(source)
         if message.type != "record batch":
             raise ValueError(f"a {message.type} message where a record batch was expected")
         header = batch_header(message.metadata)
         if header.compressed or not 0 < header.rows <= MAX_PAGE:
-            raise ValueError(f"a batch that is compressed, or of {header.rows} rows")
+            raise ValueError(f"a batch is compressed or has {header.rows} rows")
         batch = pa.ipc.read_record_batch(message, _schema(mask))
         batch.validate(full=True)
         for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -331,7 +331,7 @@ def _batches(data: memoryview, masks: Sequence[int], needed: int) -> list[pa.Rec
                 raise ValueError(f"the column {field.name!r} has nulls")
         batches.append(batch)
     if source.tell() != len(data):
-        raise ValueError("something follows its end")
+        raise ValueError("data follows its end")
     return batches
 
 

@@ -151,7 +151,7 @@ def _reply(code: int, message: str = "", details: dict[str, str] | None = None) 
 
 
 def _undecodable(name: str) -> SluicewayError:
-    return SluicewayError("invalid_body", f"the body is not the {name} of querator.proto; was it made from another message?")
+    return SluicewayError("invalid_body", f"the body is not a {name} of querator.proto; check that the client sends this message")
 
 
 def _count_fields(body: bytes) -> None:
@@ -179,7 +179,7 @@ def _count_fields(body: bytes) -> None:
                 return
         count += 1
         if count > _MOST_FIELDS:
-            raise SluicewayError("too_many_items", f"the message has more than {MAX_ITEMS_JSON:,} items; send several calls", "items")
+            raise SluicewayError("too_many_items", f"items: one call may have at most {MAX_ITEMS_JSON:,} entries", "items")
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
@@ -198,7 +198,7 @@ def _refuse_unknown(message: Message, path: str) -> None:
     unknown = UnknownFieldSet(message)
     if len(unknown):
         name = f"{path}field {unknown[0].field_number}"
-        raise invalid(name, f"unknown field of {message.DESCRIPTOR.name}; this server does not have what it asks for")
+        raise invalid(name, f"unknown field of {message.DESCRIPTOR.name}; this server does not support it")
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
@@ -219,7 +219,7 @@ def _time(message: Any, name: str, path: str) -> dict[str, str]:
         return {}
     moment = getattr(message, name)
     if not (moment.seconds < _LAST_SECOND and 0 <= moment.nanos < 1_000_000_000):
-        raise invalid(f"{path}{name}", "is not a time before the year 10000")
+        raise invalid(f"{path}{name}", "expected a time before the year 10000")
     return {name: format_time(moment.seconds * 1_000 - (-moment.nanos // 1_000_000))} if moment.seconds > 0 else {}
 
 
@@ -257,7 +257,7 @@ def _retry(message: Any) -> dict[str, Any]:
 
 def _check_count(items: Any) -> None:
     if len(items) > MAX_ITEMS_JSON:
-        raise SluicewayError("too_many_items", f"items: {len(items):,} of them; one call carries at most {MAX_ITEMS_JSON:,}", "items")
+        raise SluicewayError("too_many_items", f"items: {len(items):,} entries; one call may have at most {MAX_ITEMS_JSON:,}", "items")
 
 
 def _create(message: Any) -> dict[str, Any]:
@@ -274,14 +274,14 @@ def _update(message: Any) -> dict[str, Any]:
 
 def _refuse_namespace(message: Any) -> None:
     if message.namespace:
-        raise invalid("namespace", "there are no namespaces here; leave it out")
+        raise invalid("namespace", "namespaces are not supported; leave it out")
 
 
 def _clear(message: Any) -> dict[str, Any]:
     if message.destructive:
         raise invalid("destructive", "leased items are never dropped; leave it out, or delete the queue")
     if not message.queue and not message.scheduled:
-        raise invalid("queue", "there is nothing to drop: queue or scheduled must be true")
+        raise invalid("queue", "nothing to drop; set queue or scheduled to true")
     return {"queue_name": message.queue_name, "ready": message.queue, "scheduled": message.scheduled}
 
 

@@ -267,10 +267,10 @@ class AsyncConsumer:
         except CallError as error:
             given_up = self._manager.settle_failed(error, _now(), random.random())
             if given_up:
-                log.warning("queue %s: the outcomes of %d items cannot be told (%s)", name, len(given_up), error.code)
+                log.warning("queue %s: the outcomes of %d items could not be sent (%s)", name, len(given_up), error.code)
             return
         for each in self._manager.settled(ignored, _now()):
-            log.warning("queue %s: the outcome of item %s was not taken: %s", name, each.id, each.reason)
+            log.warning("queue %s: the outcome of item %s was refused: %s", name, each.id, each.reason)
 
 
 def open_consumer(channel: AsyncChannel, queue_name: str, client_id: str, manager: LeaseManager) -> AsyncConsumer:
