@@ -11,11 +11,13 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 HEAD = """\
 # Errors
 
-Written by `tools/docs_errors.py` from `src/sluiceway/kernel/errors.py`; edit that table, not this page nor those that it links to.
+Find the `code` of an error here. Its page says what happened and what to do.
 
-An error is `application/problem+json`. `code` never changes its meaning. `retryable` promises that the same call, repeated, is safe
-and may succeed; after `outcome_unknown` repeat a produce with the same idempotency key. `type` is the code's place in a page of the
-server itself, `/docs/errors`. The Python client raises the same codes, as `CallError`.
+An error is an `application/problem+json` document. A `code` never changes its meaning. If `retryable` is true, a repeat of the same call is
+safe and may succeed; after `outcome_unknown`, repeat a produce with the same idempotency key. `type` links to the code on the server's own
+page, `/docs/errors`. The Python client raises the same codes as `CallError`.
+
+`tools/docs_errors.py` generates this page and the linked ones from `src/sluiceway/kernel/errors.py`. Edit that table.
 
 | code | status | retryable | meaning |
 | --- | --- | --- | --- |
@@ -23,7 +25,7 @@ server itself, `/docs/errors`. The Python client raises the same codes, as `Call
 
 
 def render() -> dict[str, str]:
-    """The pages as they should be, by their path in `docs`."""
+    """The pages by their path in `docs`."""
     rows = [
         f"| [`{code}`](errors/{code}.md) | {kind.status} | {'yes' if kind.retryable else 'no'} | {kind.title} |\n"
         for code, kind in KINDS.items()
@@ -32,8 +34,8 @@ def render() -> dict[str, str]:
 
 
 def page(code: str, kind: ErrorKind) -> str:
-    """What there is to say about one code."""
-    repeat = "The same call, repeated, is safe and may succeed." if kind.retryable else "Repeating the same call does not help."
+    """The page of one code."""
+    repeat = "A repeat of the same call is safe and may succeed." if kind.retryable else "A repeat of the same call does not help."
     return f"""\
 # {code}
 

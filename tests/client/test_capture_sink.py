@@ -183,7 +183,7 @@ async def test_other_records_under_the_same_number_are_loud(server: Running) -> 
     queue_name = server.queue()
     async with sink_of(server, queue_name) as sink:
         await sink.write("p", 1, records("a"))
-        with pytest.raises(SluicewayError, match=r"chunk 0 of batch 1 of partition p is in queue .* did not repeat exactly") as refused:
+        with pytest.raises(SluicewayError, match=r"chunk 0 of batch 1 of partition p is in queue .* did not repeat the same") as refused:
             await sink.write("p", 1, records("b"))
     assert refused.value.code == "key_conflict"
     assert not refused.value.retryable
@@ -243,4 +243,4 @@ async def test_a_refusal_that_does_not_pass_is_told_as_it_is(server: Running) ->
             await sink.write("p", 1, records("a"))
     assert refused.value.code == "queue_not_found"
     assert "sluiceway queue create" in refused.value.detail
-    assert "goes on by itself" in refused.value.detail
+    assert "then continues by itself" in refused.value.detail

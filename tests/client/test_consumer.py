@@ -373,7 +373,7 @@ def test_ctrl_c_ends_a_blocking_run_in_good_order(served: testing.TestServer, qu
 
 
 def test_a_consumer_is_used_once_and_with_sound_options(served: testing.TestServer, queue: str) -> None:
-    with served.client.consumer(queue) as items, pytest.raises(SluicewayError, match="make another"):
+    with served.client.consumer(queue) as items, pytest.raises(SluicewayError, match="create another one"):
         items.__enter__()
     for use in (
         lambda: served.client.consumer(queue).run(print, concurrency=0),

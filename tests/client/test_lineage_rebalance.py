@@ -300,9 +300,9 @@ async def test_a_descent_that_is_forgotten_is_no_end(served: Running) -> None:
     await aside(eventually, lambda: place.ended(id))
     assert (await stream.read(born.token, born.start)).end is not None
     await aside(forget, served, place.queue)
-    with pytest.raises(UnknownPositionError, match="not remembered"):
+    with pytest.raises(UnknownPositionError, match="record no longer exists"):
         await stream.read(born.token, born.start)
-    with pytest.raises(BrokenOffError, match="no rebalance is remembered"):
+    with pytest.raises(BrokenOffError, match="no record is left of the rebalance"):
         await stream.seeds(seeds.upto)
     # Who looks for the first time begins with what is there.
     assert len((await stream.seeds("")).partitions) == 2

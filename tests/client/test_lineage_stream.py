@@ -185,7 +185,7 @@ async def test_whoever_was_left_behind_takes_nothing(one: Place) -> None:
     assert names((await slow.read(token, born.start)).records) == made
     await fast.kept(token, upto)
     more = await aside(one.produce, 2)
-    with pytest.raises(UnknownPositionError, match="completed already"):
+    with pytest.raises(UnknownPositionError, match="already read and completed"):
         await slow.read(token, born.start)
     assert (one.count("leases"), one.count("ready")) == (0, 2)
     assert names((await next_batch(fast, token, upto)).records) == more
@@ -334,7 +334,7 @@ async def test_a_batch_of_which_somebody_has_settled_a_part_is_not_that_batch(on
     stream = one.open()
     token, upto, records = await first_batch(stream)
     await aside(one.served.ask, "queue.complete", queue_name=one.queue, ids=[records.column("position")[1].as_py()])
-    with pytest.raises(UnknownPositionError, match="somebody else"):
+    with pytest.raises(UnknownPositionError, match="another consumer"):
         await stream.read(token, "0", upto)
     await stream.close()
 
@@ -406,7 +406,7 @@ async def test_what_is_no_position_is_not_taken_for_one(one: Place, position: st
         ({"queue": "q"}, "url", "required"),
         ({"url": "http://x"}, "queue", "required"),
         ({"url": "http://x", "queue": "q", "holdfro": "1d"}, "holdfro", "did you mean holdFor"),
-        ({"url": "http://x", "queue": "q", "zzz": "1"}, "zzz", "there are url"),
+        ({"url": "http://x", "queue": "q", "zzz": "1"}, "zzz", "expected one of url"),
         ({"url": "http://x", "queue": "q", "holdFor": "10ms"}, "holdFor", "from 1s to"),
         ({"url": "http://x", "queue": "q", "holdFor": "soon"}, "holdFor", "soon"),
         ({"url": "http://x", "queue": "q", "apiKey": "slw_secret"}, "apiKey", "env:NAME or file:PATH"),

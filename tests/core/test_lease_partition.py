@@ -174,7 +174,7 @@ def test_who_comes_late_is_told_over_http(served: Running) -> None:
     with Client(served.url, retry_for="0s") as client:
         first = client.lease(place.queue, partition=0, after_lease=before)
         client.complete(place.queue, lease_ids=first.lease_ids)
-        with pytest.raises(CallError, match="completed already") as caught:
+        with pytest.raises(CallError, match="already completed a later lease") as caught:
             client.lease(place.queue, partition=0, after_lease=before)
         assert caught.value.code == "stale_ids"
         assert client.lease(place.queue, partition=0, after_lease=first.lease_ids[0]).items

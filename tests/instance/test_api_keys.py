@@ -285,7 +285,7 @@ def test_there_are_never_more_than_the_limit(tmp_path: Path, monkeypatch: pytest
             refused = [each for each in made if isinstance(each, SluicewayError)]
             assert len(await keys.list()) == 5
             assert len(refused) == 4
-            assert "5 API keys, which is the most; revoke some first" in refused[0].detail
+            assert "5 API keys, which is the maximum; revoke some first" in refused[0].detail
         await meta.close()
 
     asyncio.run(run())

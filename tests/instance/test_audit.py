@@ -148,7 +148,7 @@ async def test_a_change_that_ends_unknown_has_its_entry_exactly_if_it_landed(tmp
         actions = [entry.action for entry in await entries(service)]
         was = there()
         fail()
-        with pytest.raises(SluicewayError, match="did not say"):
+        with pytest.raises(SluicewayError, match="did not confirm the change"):
             await change()
         assert (there() != was) == landed
         assert len(await entries(service)) == len(actions) + landed
@@ -162,7 +162,7 @@ async def test_a_change_that_ends_unknown_has_its_entry_exactly_if_it_landed(tmp
         await changed(lambda: service.update_queue("q", QueuePatch({"reference": "r"})), lambda: service.queue("q").reference)
         await changed(lambda: service.pause("q", ["lease"], True), lambda: service.queue("q").paused)
         fail()
-        with pytest.raises(SluicewayError, match="did not say"):
+        with pytest.raises(SluicewayError, match="did not confirm the change"):
             await service.delete_queue("q", True)
         assert [entry.action for entry in await entries(service)].count("queues.delete") == landed
         assert ("queue/q" in (await meta.read(["queue/q"])).entries) == (not landed)

@@ -301,7 +301,7 @@ async def test_partitions_that_fail_together_are_one_problem_and_one_probe(tmp_p
         waiting = [asyncio.ensure_future(each) for each in work]
         executors = [executor for name in ("p", "q") for executor in service._drivers[name]._queue.executors.values()]
         await eventually(lambda: sum(executor.failed_in_a_row >= 3 for executor in executors) >= 18)
-        assert service.problems() == ["backend a does not answer: a commit ended unknown"]
+        assert service.problems() == ["backend a does not answer: a commit had an unknown outcome"]
         assert openings.calls in (1, 2), "the probe, and perhaps one that was asked for before it was known"
         store.on_open = store.on_apply = fine
         openings.answers.set()

@@ -153,8 +153,8 @@ def test_a_file_that_says_nothing_means_the_defaults(tmp_path: Path, text: str) 
         ("[server]\ntls_certificate = 'x'", "server.tls_key: TLS needs both"),
         ("[server]\nworkers = 0", "server.workers: Expected `int` >= 1"),
         ("[server]\nworkers = 65", "server.workers: Expected `int` <= 64"),
-        ("[server]\nworkers = 2\n[backends.m]\nkind = 'memory'", "server.workers: memory backends are of one process alone"),
-        ("[cluster]\nmeta = 'sqlite:/m'\n[backends.m]\nkind = 'memory'", "cluster.meta: memory backends are of one process alone"),
+        ("[server]\nworkers = 2\n[backends.m]\nkind = 'memory'", "server.workers: a memory backend belongs to one process"),
+        ("[cluster]\nmeta = 'sqlite:/m'\n[backends.m]\nkind = 'memory'", "cluster.meta: a memory backend belongs to one process"),
         ("[cluster]\nmeta = 'sqlite:'", "cluster.meta: expected sqlite:PATH"),
         ("[cluster]\nmeta = 'etcd://'", "cluster.meta: expected sqlite:PATH"),
         (f"[cluster]\nmeta = 'mysql://u:{SECRET}@db/q'", "cluster.meta: expected sqlite:PATH"),
@@ -165,9 +165,9 @@ def test_a_file_that_says_nothing_means_the_defaults(tmp_path: Path, text: str) 
         ("[cluster]\nadvertise = 'http://a:99999'", "cluster.advertise: 'http://a:99999' is not a URL"),
         ("[cluster]\nadvertise = 'http://a/b'", "cluster.advertise: 'http://a/b' is not a URL such as http://HOST:PORT, with nothing"),
         ("[cluster]\nadvertise = 'http://u@a'", "cluster.advertise: 'http://u@a' is not a URL"),
-        ("[cluster]\nadvertise = 'http://0.0.0.0:80'", "cluster.advertise: 0.0.0.0 is no address that others can call"),
-        ("[cluster]\nadvertise = 'http://[::]:80'", "cluster.advertise: :: is no address that others can call"),
-        ("[server]\nworkers = 2\n[cluster]\nadvertise = 'http://a:80'", "cluster.advertise: each of 2 workers has a port of its own"),
+        ("[cluster]\nadvertise = 'http://0.0.0.0:80'", "cluster.advertise: 0.0.0.0 is not an address that other instances can reach"),
+        ("[cluster]\nadvertise = 'http://[::]:80'", "cluster.advertise: :: is not an address that other instances can reach"),
+        ("[server]\nworkers = 2\n[cluster]\nadvertise = 'http://a:80'", "cluster.advertise: each of 2 workers has its own port"),
         (f"[server]\nlisten = '0.0.0.0:1'\n[cluster]\nmeta = '{URL}'", "cluster.advertise: required: other machines cannot tell"),
         (f"[server]\nlisten = '[::]:1'\n[cluster]\nmeta = '{URL}'", "cluster.advertise: required: other machines cannot tell"),
         ("[log]\nlevel = 'loud'", "log.level"),
@@ -194,7 +194,7 @@ def test_a_file_that_says_nothing_means_the_defaults(tmp_path: Path, text: str) 
         ('[backends.d]\nkind = "postgres"\nurl_env = "NOT_SET"', "backends.d.url: the environment variable 'NOT_SET' is not set"),
         ('[backends.d]\nkind = "postgres"\nurl_env = 3', "backends.d.url_env"),
         (f'[backends.d]\nkind = "postgres"\nurl = "{URL}"\nschema = "a b"', "backends.d.schema: Expected `str` matching"),
-        ('[backends.d]\nkind = "sqlite"\n[backends.m]\nkind = "memory"', "cannot stand beside others"),
+        ('[backends.d]\nkind = "sqlite"\n[backends.m]\nkind = "memory"', "cannot be combined with others"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, named: str) -> None:
@@ -256,7 +256,7 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
         ("file:gone", "gone cannot be read: No such file or directory (sluiceway.toml:2)"),
         ("file:empty", "empty is empty (sluiceway.toml:2)"),
         ("file:binary", "binary cannot be read: it is not UTF-8 text"),
-        (f"slw_admin_{SECRET}", "server.admin_key: a secret does not stand here itself; say where it is: env:NAME or file:PATH"),
+        (f"slw_admin_{SECRET}", "server.admin_key: expected env:NAME or file:PATH that holds the secret, not the secret itself"),
     ],
 )
 def test_a_secret_that_is_not_there_is_named_by_its_place(tmp_path: Path, value: str, named: str) -> None:

@@ -145,7 +145,7 @@ def test_the_address_of_a_page_is_not_that_of_the_server(server: Running, page: 
 
 
 def test_a_server_without_tls_is_told_from_one_that_is_away(server: Running) -> None:
-    with pytest.raises(SluicewayError, match=r"does not speak TLS; with http:// in place of https://"):
+    with pytest.raises(SluicewayError, match=r"does not use TLS; use http:// in place of https://"):
         Client(server.url.replace("http:", "https:"), retry_for="0s").list_queues()
 
 

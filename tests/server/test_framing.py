@@ -313,7 +313,7 @@ def test_the_reason_is_said() -> None:
     wire = receive(Bench(), stats(CHUNKED, body=CHUNKS))
     assert wire.written.endswith(b"the request is not valid HTTP: Content-Length can't be present with Transfer-Encoding")
     wire = receive(Bench(), b"CONNECT localhost:80 HTTP/1.1\r\n\r\n")
-    assert wire.written.endswith(b"this server is no proxy: it does not take CONNECT")
+    assert wire.written.endswith(b"this server is not a proxy and does not support CONNECT")
 
 
 # ---- over a network -------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_why(tmp_path: Path,
             (good + "write_timeout = 3", "invalid_request", "backends.b.write_timeout: expected a duration"),
             (good + "[server]\nlisten = ':1'", "restart_required", "server.listen: takes effect at a restart"),
             (good + "[server]\nadmin_key = 'env:ADMIN'", "restart_required", "server.admin_key"),
-            (good + f"[server]\nadmin_key = '{SECRET}'", "invalid_request", "server.admin_key: a secret does not stand here"),
+            (good + f"[server]\nadmin_key = '{SECRET}'", "invalid_request", "server.admin_key: expected env:NAME or file:PATH"),
             (good + "[backends.c]\nkind = 'sqlite'\npath = 'sluiceway.toml'", "invalid_request", "backends.c: it cannot be used"),
         ):
             error = await on.refused(wrong)

@@ -242,7 +242,7 @@ def test_bodies_share_a_memory() -> None:
 def test_one_key_has_no_more_than_its_share_of_the_memory_for_bodies() -> None:
     memory = BodyMemory(100)
     memory.take(25, "one")
-    with pytest.raises(SluicewayError, match="of one API key") as caught:
+    with pytest.raises(SluicewayError, match="this API key") as caught:
         memory.take(1, "one")
     assert caught.value.code == "too_many_requests"
     memory.take(25, "two")

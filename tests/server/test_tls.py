@@ -143,7 +143,7 @@ def test_a_client_that_does_not_trust_the_certificate_says_so_at_once(files: Fil
 
         with Client(url, ca_file=other, retry_for="5s") as client:
             for use in (client.list_queues, lambda: asyncio.run(list_queues()), lambda: client.consumer("q").run(print)):
-                with pytest.raises(CallError, match=f"the certificate of {url} is not trusted: .* named by ca_file") as raised:
+                with pytest.raises(CallError, match=f"the certificate of {url} is not trusted: .* private CA with ca_file") as raised:
                     use()
                 assert (raised.value.code, raised.value.retryable) == ("unavailable", False)
 
@@ -181,7 +181,7 @@ def test_a_damaged_file_is_named_and_not_shown(files: Files, name: str) -> None:
     lines = path.read_text().splitlines()
     lines[1] = "AAAA" + lines[1][4:]
     path.write_text("\n".join(lines))
-    with pytest.raises(SluicewayError, match=rf"{name}\.pem is damaged or of a kind that OpenSSL refuses") as caught:
+    with pytest.raises(SluicewayError, match=rf"{name}\.pem is damaged or not supported by OpenSSL") as caught:
         files.tls()
     assert caught.value.field == f"server.tls_{name}"
     assert lines[1] not in str(caught.value)
@@ -193,5 +193,5 @@ def test_an_encrypted_key_is_refused_rather_than_asked_for(files: Files) -> None
     key = serialization.load_pem_private_key(files.key.read_bytes(), None)
     form, secret = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"hunter2")
     files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, secret))
-    with pytest.raises(SluicewayError, match=r"key\.pem is encrypted; give a key without a password"):
+    with pytest.raises(SluicewayError, match=r"key\.pem is encrypted; use a key without a password"):
         files.tls()

@@ -172,7 +172,7 @@ def test_what_would_be_wrong_is_refused(
     refused("queue: graves is the dead queue of mourned, .*--drain copy", graves)
     line = world.create("line", partitions=1)
     fill(world, line, 0, 10)
-    refused("to_queue: is the queue that the items are taken from", line, Place(world.url.replace("127.0.0.1", "localhost"), line))
+    refused("to_queue: must differ from the queue that the items come from", line, Place(world.url.replace("127.0.0.1", "localhost"), line))
     refused("there is no queue .*; copy makes no queue", line, Place(other.url, "nowhere"))
     refused("consumer: this option is required", line, consumer="")
     monkeypatch.setenv("SLUICEWAY_API_KEY", "slw_x_y")

@@ -133,7 +133,7 @@ def test_what_cannot_be_is_told_before_anything_is_leased(spark: SparkSession, w
     refused(r"where: this may choose other items when a batch is repeated; leave out rand\(\)", where="rand() < 0.5")
     refused("where: ", where="reason like")
     refused("target: there is no queue 'nowhere' to send items to", target="nowhere")
-    refused("target: is the queue that the items are taken from", target=place.queue)
+    refused("target: must differ from the queue that the items come from", target=place.queue)
     refused("consumer: this option is required", consumer="")
     # A condition that fails for some items is found while none is leased.
     refused("Spark: ", where="cast(reference as int) = 1")

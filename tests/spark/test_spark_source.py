@@ -606,7 +606,7 @@ def test_what_a_batch_that_is_run_again_puts_back_is_for_the_next_run(world: Ser
 
 def test_a_lease_up_to_an_offset_does_not_wait(world: Server) -> None:
     queue = world.create("bounded", partitions=1)
-    with pytest.raises(SluicewayError, match="0s, with before_offsets") as refused:
+    with pytest.raises(SluicewayError, match="must be 0s with before_offsets") as refused:
         world.call("/v1/queue.lease", queue_name=queue, client_id="c", before_offsets={"0": 3}, request_timeout="1s")
     assert refused.value.field == "request_timeout"
     world.produce(queue, ["a", "b"])

@@ -292,7 +292,7 @@ def test_names_of_columns_may_be_in_any_case() -> None:
         ({"outcome": "later"}, "outcome: 'later' of item k.0.2 is not an outcome; it is done, retry or dead"),
         ({"retry_after_ms": -5}, "retry_after_ms: -5 of item k.0.2 is not from 0 to 31,622,400,000 milliseconds"),
         ({"retry_after_ms": 10**15}, "retry_after_ms: 1,000,000,000,000,000 of item k.0.2 is not from 0 to 31,622,400,000 milliseconds"),
-        ({"outcome": "done"}, "retry_after_ms: 7 of item k.0.2 is only meant with the outcome retry; it is null with others"),
+        ({"outcome": "done"}, "retry_after_ms: 7 of item k.0.2 requires the outcome retry; it is null with others"),
         ({"reason": "é" * 1_025}, f"reason: '{'é' * 40}' of item k.0.2 is longer than 2,048 bytes"),
     ],
 )

@@ -478,7 +478,7 @@ async def test_a_watch_ends_when_the_store_closes(server: EtcdServer, name: str)
         ("etcd://one,,two", "expected etcd://"),
         ("etcd://host/a/b", "the name after the slash"),
         ("etcd://host/é", "the name after the slash"),
-        ("etcd://host?ca_file=x", "is for TLS"),
+        ("etcd://host?ca_file=x", "needs TLS"),
         ("etcds://host?cafile=x", "only ca_file, cert_file, key_file"),
         ("etcds://host?ca_file", "expected etcd://"),
         ("etcds://host?ca_file=/missing.pem", "cannot be read as PEM"),

@@ -28,7 +28,7 @@ def test_with_too_few_files_a_server_does_not_start(tmp_path: Path) -> None:
     server = limited(64, tmp_path / "data")
     _, told = server.communicate(timeout=PATIENCE)
     assert server.returncode != 0
-    assert "may open 64 files, and a server needs 128 at least; raise it: ulimit -n" in told
+    assert "the limit of open files is 64, and a server needs at least 128; raise it: ulimit -n" in told
     assert "Traceback" not in told
 
 

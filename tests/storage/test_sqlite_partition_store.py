@@ -92,7 +92,7 @@ async def test_records_of_several_moments_are_damage(tmp_path: Path, older: str)
     database.execute(older)
     database.close()
     store = SqlitePartitionStore(tmp_path)
-    with pytest.raises(DamagedError, match=r"k7f3q2ma-0: (its records are not those of one moment|record lease:8)"):
+    with pytest.raises(DamagedError, match=r"k7f3q2ma-0: (its records are inconsistent|record lease:8)"):
         await store.open(REF, NEXT._replace(opening=NEXT.opening + 1))
     assert (await store.open(OTHER, NEXT)).txn == 1
     await store.close()

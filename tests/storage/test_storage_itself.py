@@ -257,7 +257,7 @@ async def test_a_schema_that_was_dropped_is_not_made_anew(server: PostgresServer
         await service.start()
         (problem,) = service.problems()
         assert "backend default, which" not in problem
-        assert "backend default is not served: this is not the storage that held its partitions: its name is missing" in problem
+        assert "backend default is not served: this is not the storage that held the partitions: its identity is missing" in problem
         assert "sluiceway backend accept default" in problem
         with pytest.raises(SluicewayError):
             await produce(service, "q", "again", timeout=50)

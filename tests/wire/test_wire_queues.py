@@ -307,5 +307,5 @@ def test_strict_makes_an_error_of_what_was_ignored(render: Callable[[list[tuple[
     assert (shown["status"], shown["code"], shown["retryable"]) == (409, "stale_ids", False)
     assert "2,000 ignored: k7f3q2ma.0.0 (expired), k7f3q2ma.0.1 (expired), k7f3q2ma.0.2 (expired), …" in shown["detail"]
     assert shown["ignored"] == [{"id": text, "reason": reason} for text, reason in IGNORED[:1_000]]
-    with pytest.raises(SluicewayError, match=r"1 ignored: k7f3q2ma\.0\.0 \(expired\); the rest is done"):
+    with pytest.raises(SluicewayError, match=r"1 ignored: k7f3q2ma\.0\.0 \(expired\); the call took effect for the others"):
         render(IGNORED[:1], True)

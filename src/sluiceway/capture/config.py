@@ -57,7 +57,7 @@ class CaptureConfig:
         if self.queue:
             check_queue_name(self.queue, "queue")
         if self.api_key and not self.api_key.startswith(("env:", "file:")):
-            raise invalid("api_key", "a key does not stand here itself; say where it is: env:NAME or file:PATH")
+            raise invalid("api_key", "expected env:NAME or file:PATH that holds the key, not the key itself")
         if self.preset not in get_args(Preset):
             raise invalid("preset", f"expected one of {', '.join(get_args(Preset))}")
         if not 1 <= self.limit <= MAX_LIMIT:

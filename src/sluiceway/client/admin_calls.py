@@ -1,4 +1,4 @@
-"""The calls of whoever runs a server: keys, the audit trail, configuration, backends, instances, captures."""
+"""Encoders of the operator's calls: keys, audit trail, configuration, backends, instances, captures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def create_key(
         requests_per_second=requests_per_second,
         bytes_per_second=bytes_per_second,
     )
-    # Repeated after it took effect, it would make a second key, and nobody would know the first.
+    # A repeat after a success would create a second key, and the first one's secret would be lost.
     return call("/v1/keys.create", answers.CreatedKey, fields, repeatable=False)
 
 

@@ -1,4 +1,4 @@
-"""The answers that a client gets: those of the contract, which the server fills in. A field that the client does not know is ignored."""
+"""The answers of the client's calls, which are the contract's types. Unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ __all__ = [
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened on the server. `type` is one of those in docs/api.md, `data` what belongs to it.
+    """An event on the server. `type` is one of the types in docs/api.md, `data` has the type's fields.
 
     The type `reset` means that events were missed: read again what you follow.
     """

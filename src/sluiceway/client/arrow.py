@@ -1,4 +1,4 @@
-"""Items as Arrow tables: many at a time, without a Python object for each. Needs pyarrow only when used."""
+"""Items as Arrow tables, without a Python object per item. pyarrow is imported only with this module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluiceway.kernel.errors import invalid
 
 
 class _Head(msgspec.Struct):
-    """The answer without its items: it travels in the schema's metadata."""
+    """The answer without its items, from the schema's metadata."""
 
     queue_name: str
     incarnation: str
@@ -26,7 +26,7 @@ class _Head(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class BrowsedTable:
-    """A page of what a partition had at one moment, in the columns of `docs/api.md`. `cursor` is that of the next one; None: the last."""
+    """A page of a partition's items at one moment. `table` has the columns of `docs/api.md`. `cursor`: the next page's; None: the last."""
 
     queue_name: str
     incarnation: str
@@ -40,7 +40,7 @@ class BrowsedTable:
 
 @dataclass(frozen=True, slots=True)
 class LeasedTable:
-    """What a lease call got. `table` has the columns that `docs/api.md` lists for Arrow; it is empty if there was nothing."""
+    """The answer of a lease call. `table` has the columns that `docs/api.md` lists for Arrow. It is empty if no items were leased."""
 
     queue_name: str
     incarnation: str
@@ -67,7 +67,7 @@ class LeasedTable:
 
 
 def write_stream(rows: object) -> bytes:
-    """The rows of a record batch, a table, or a data frame that exports Arrow, such as one of Polars or pandas, as an Arrow stream."""
+    """Encode a record batch, a table, or a data frame that exports Arrow (Polars, pandas) as an Arrow stream. Raises `invalid_request`."""
     table = rows if isinstance(rows, pa.RecordBatch | pa.Table) else _table_of(rows)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
@@ -84,7 +84,7 @@ _PLAIN: list[tuple[Callable[[pa.DataType], bool], pa.DataType]] = [
 
 
 def _table_of(rows: object) -> pa.Table:
-    """Text and bytes of data frames come in wider types than the API takes."""
+    """A data frame as a table, its text and bytes cast from wider types to the API's."""
     expected = "expected a pyarrow Table or RecordBatch, or a data frame that exports Arrow"
     if isinstance(rows, Mapping) or not (hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")):
         raise invalid("rows", f"{expected}, not {type(rows).__name__}")
@@ -102,13 +102,13 @@ def _table_of(rows: object) -> pa.Table:
 
 
 def read_leased(body: bytes) -> LeasedTable:
-    """Raises ValueError (pyarrow's or msgspec's) if the body is not an Arrow answer of the server."""
+    """Decode the Arrow answer of a lease. Raises ValueError (pyarrow's or msgspec's) if the body is not such an answer."""
     head, table = _read(body)
     return LeasedTable(head.queue_name, head.incarnation, head.partition, head.leases, table)
 
 
 def read_browsed(body: bytes) -> BrowsedTable:
-    """Raises as `read_leased`."""
+    """Decode the Arrow answer of a browse. Raises as `read_leased` does."""
     head, table = _read(body)
     if head.partition is None:
         raise ValueError("the Arrow answer says nothing of its partition")

@@ -1,4 +1,4 @@
-"""When a producer sends what: items become batches, and batches calls. It is told the time and what happened, and says what to send."""
+"""The state machine of a producer: it groups items into batches and decides when each batch is sent. No I/O; its caller passes the time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sluiceway.kernel.clock import Millis
 
 F = TypeVar("F")
 ITEM_COST = 200
-"""Bytes that a waiting item takes up beside its payload, about, so that a buffer of tiny items is bounded, too."""
+"""Approximate memory of a waiting item in bytes, without its payload. It bounds a buffer of tiny items, too."""
 
 
 class BatchLimits(NamedTuple):
-    """`linger` is how long an item waits for others. A batch has at most `max_batch` items and `max_bytes`, unless one item alone has more.
+    """Limits of a producer. `linger`: how long an item waits for others, in milliseconds.
 
-    At most `max_in_flight` batches are under way at once, and what waits or is under way has at most `max_buffered` bytes, unless it is
-    one item.
+    A batch has at most `max_batch` items and `max_bytes` bytes, unless a single item has more. At most `max_in_flight` batches are sent at
+    once. Waiting and sent items take at most `max_buffered` bytes together, unless it is a single item.
     """
 
     linger: Millis
@@ -30,7 +30,7 @@ class BatchLimits(NamedTuple):
 
 
 class Batch(Generic[F]):
-    """Items that go into one call. `done` is whatever waits for its end."""
+    """The items of one call. `done`: the caller's object that is completed when the batch ends."""
 
     __slots__ = ("asked", "bytes", "count", "done", "error", "items", "linger_deadline", "produced", "refused")
 
@@ -38,28 +38,28 @@ class Batch(Generic[F]):
         self.done = done
         self.linger_deadline = linger_deadline
         self.items: list[Item | None] = []
-        """None for one that was refused; empty once the batch has ended."""
+        """None in place of a refused item. Empty once the batch has ended."""
         self.count = self.bytes = 0
         self.refused: dict[int, Exception] = {}
         self.produced: Produced | None = None
         self.error: Exception | None = None
         self.asked: set[int] = set()
-        """The items of which somebody has asked what became of them."""
+        """Indexes of the items whose results the caller has asked for."""
 
     @property
     def left(self) -> list[Item]:
-        """The items that are to be sent."""
+        """The items to send, without refused ones."""
         return [item for item in self.items if item is not None]
 
     def refuse(self, place: int, error: Exception) -> bool:
-        """The server refused the batch for the item at that place of `left`. Whether any others are left."""
+        """Drop the item at index `place` of `left`, which the server refused. Returns whether other items are left."""
         at = [number for number, item in enumerate(self.items) if item is not None][place]
         self.items[at] = None
         self.refused[at] = error
         return len(self.refused) < self.count
 
     def id_of(self, at: int) -> str:
-        """The id of the item that was put in as the `at`-th. Raises what it failed with."""
+        """The id of the item that was added as number `at`. Raises the error that it failed with."""
         error = self.refused.get(at, self.error)
         if error is not None:
             raise error
@@ -68,14 +68,14 @@ class Batch(Generic[F]):
         return f"{place}.{int(first) + at - sum(1 for refused in self.refused if refused < at)}"
 
     def unheard(self) -> Exception | None:
-        """What an item failed with of which nobody has asked."""
+        """The error of a failed item whose result the caller has not asked for; None: there is none."""
         failed = self.refused if self.error is None else range(self.count)
         at = next((at for at in failed if at not in self.asked), None)
         return None if at is None else self.refused.get(at, self.error)
 
 
 class Batching(Generic[F]):
-    """The batches of one producer. Items leave in the order in which they were added; `new` makes what waits for a batch's end."""
+    """The batches of one producer. They are taken in the order in which their items were added. `new` makes a batch's `done`."""
 
     def __init__(self, limits: BatchLimits, new: Callable[[], F]) -> None:
         self._limits = limits
@@ -91,11 +91,11 @@ class Batching(Generic[F]):
         return [*self._in_flight, *self._waiting]
 
     def has_room(self, size: int) -> bool:
-        """Whether an item of so many bytes can be added now."""
+        """Whether an item of `size` bytes can be added now."""
         return not self._buffered or self._buffered + size + ITEM_COST <= self._limits.max_buffered
 
     def add(self, item: Item, size: int, now: Millis) -> tuple[Batch[F], int]:
-        """Put it into a batch. Which, and its place in it."""
+        """Add an item of `size` bytes. Returns its batch and its index there."""
         batch = self._waiting[-1] if self._waiting else None
         if batch is None or batch.count >= self._limits.max_batch or batch.bytes + size > self._limits.max_bytes:
             batch = Batch(self._new(), now + self._limits.linger)
@@ -107,12 +107,12 @@ class Batching(Generic[F]):
         return batch, batch.count - 1
 
     def flush(self, now: Millis) -> None:
-        """What was added so far waits for no others."""
+        """Stop the items added so far from waiting for others."""
         if self._waiting:
             self._waiting[-1].linger_deadline = now
 
     def take(self, now: Millis) -> Batch[F] | None:
-        """A batch that is to be sent now."""
+        """Return the next batch if it is due. Report its end with `ended`."""
         if not self.is_due(now):
             return None
         batch = self._waiting.popleft()
@@ -120,11 +120,12 @@ class Batching(Generic[F]):
         return batch
 
     def is_due(self, now: Millis) -> bool:
+        """Whether a batch is due."""
         at = self.wake_at()
         return at is not None and at <= now
 
     def wake_at(self) -> Millis | None:
-        """When there is something to send though nothing else happens; None: never."""
+        """When the next batch is due if no event comes first; None: never."""
         if not self._waiting or len(self._in_flight) >= self._limits.max_in_flight:
             return None
         first = self._waiting[0]
@@ -132,7 +133,7 @@ class Batching(Generic[F]):
         return 0 if full else first.linger_deadline
 
     def ended(self, batch: Batch[F]) -> None:
-        """A batch that was taken is stored, or has failed for good."""
+        """A batch that was taken is stored, or has failed permanently."""
         self._in_flight.remove(batch)
         self._buffered -= batch.bytes + ITEM_COST * batch.count
         batch.items = []
@@ -140,6 +141,6 @@ class Batching(Generic[F]):
             self._failed.append(batch)
 
     def unheard(self) -> Exception | None:
-        """A failure of which nobody knows, among the batches that have ended since this was asked last."""
+        """An error that the caller has not seen, from the batches that ended since the last call of this method; None: there is none."""
         failed, self._failed = self._failed, []
         return next((error for batch in failed if (error := batch.unheard()) is not None), None)

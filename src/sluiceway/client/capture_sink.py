@@ -1,10 +1,10 @@
-"""A queue as the place where a capture hands on what it reads: each batch once, in order, whoever writes it and however often.
+"""The sink of a capture that writes to a queue. Each batch is stored once and in order, even if several members write it.
 
-A record that is larger than an item may be goes to the queue's dead queue, in parts: items of MAX_PAYLOAD_BYTES each but for the last, in a
-row, with these headers.
+A record that is too large for an item goes to the queue's dead queue in parts: consecutive items of MAX_PAYLOAD_BYTES, the last one
+smaller, with these headers.
 
-* `sluiceway-reason`, and `sluiceway-queue`, for which the record was;
-* `sluiceway-capture`, `sluiceway-partition`, `sluiceway-position`: where it comes from;
+* `sluiceway-reason`, and `sluiceway-queue`: the queue that the record was for.
+* `sluiceway-capture`, `sluiceway-partition`, `sluiceway-position`: the record's source.
 * `sluiceway-part`, such as `2/3`, and `sluiceway-bytes` and `sluiceway-sha256` of the whole payload.
 """
 
@@ -36,11 +36,11 @@ _DEAD_SCHEMA = pa.schema([*_SCHEMA, _FIELDS["headers"]])
 
 
 class QueueSink:
-    """Each partition of the stream has an idempotency group of its own, whose sequence is the number of the batch.
+    """A sink that writes records to the queue `queue_name` for the capture `name`. It does not close `client`.
 
-    So all of a partition goes to one partition of the queue, in order. A record becomes an item with its payload, its kind and, as the
-    reference, its key; a key of more than 1,024 bytes is left out. A record that is larger than an item may be goes to the queue's dead
-    queue, in the same way, so that the others go on. The client repeats calls for as long as its `retry_for` says. It is not closed.
+    Each partition of the stream has its own idempotency group, whose sequence is the batch number. So a stream partition goes to one
+    partition of the queue, in order. A record becomes an item with its payload and kind, and its key as the reference. A key of more than
+    1,024 bytes is dropped. A record that is too large for an item goes to the queue's dead queue, so that the others are not held up.
     """
 
     def __init__(
@@ -53,16 +53,18 @@ class QueueSink:
         chunk_bytes: int = MAX_CHUNK_BYTES,
     ) -> None:
         self._client, self._name, self._queue_name = client, name, queue_name
-        # Who goes on with a batch must cut it as whoever began it did, so these do not change from one start to the next.
+        # A batch must be cut into the same chunks by the member that resumes it, so these do not change between starts.
         self._chunk_items, self._chunk_bytes = chunk_items, chunk_bytes
 
     async def write(self, partition: str, batch: int, records: pa.RecordBatch) -> DeadLetters | None:
-        """As `ChangeSink.write`. Raises SluicewayError also for a batch of too many chunks, before anything of it is sent, and for records
-        that are too large while the queue has no dead queue.
+        """Write a batch as `ChangeSink.write` does.
+
+        Also raises SluicewayError, before it sends anything, for a batch with too many chunks, and for a record that is too large if the
+        queue has no dead queue.
         """
         sizes = pc.fill_null(pc.binary_length(records.column("payload")), 0)
         fits = pc.less_equal(sizes, MAX_PAYLOAD_BYTES)
-        # Cut with the large ones in it: whoever knew nothing of dead letters and wrote some of the chunks has cut them so.
+        # Chunks are cut with the large records included, as by older releases without dead letters, which may have written some of them.
         chunks = list(recut([to_items(records).append_column("fits", fits)], self._chunk_items, self._chunk_bytes))
         if len(chunks) > MAX_GROUP_KEYS:
             raise SluicewayError(
@@ -80,7 +82,7 @@ class QueueSink:
         return dead
 
     async def _bury(self, partition: str, batch: int, records: pa.RecordBatch) -> DeadLetters:
-        """Records that are too large → the dead queue."""
+        """Store records that are too large for an item in the dead queue."""
         last = records.slice(records.num_rows - 1).to_pylist()[0]
         try:
             dead_queue = (await self._client.queue_info(self._queue_name)).dead_queue
@@ -91,7 +93,7 @@ class QueueSink:
                 "invalid_request",
                 f"the record at {last['position']} of partition {partition} has {len(last['payload']):,} bytes, an item at most "
                 f"{MAX_PAYLOAD_BYTES:,}, and queue {self._queue_name} has no dead queue. Give it one: sluiceway queue update "
-                f"{self._queue_name} --dead-queue NAME; it goes on by itself then",
+                f"{self._queue_name} --dead-queue NAME; the capture then continues by itself",
             )
         for number, chunk in enumerate(recut(self._letters(partition, records), MAX_ITEMS_ARROW)):
             await self._produce(dead_queue, partition, batch, number, chunk)
@@ -137,18 +139,18 @@ class QueueSink:
         if error.code == "stale_sequence":
             return StaleBatchError(f"{where}: queue {queue_name} has a later batch already")
         if error.code == "key_conflict":
-            detail = f"{where} is in queue {queue_name} with other records: the stream did not repeat exactly what it gave before"
+            detail = f"{where} is in queue {queue_name} with other records: the stream did not repeat the same records"
             return SluicewayError("key_conflict", detail)
         if error.retryable:
             return BrokenOffError(f"{where} could not be written to queue {queue_name}: {error}")
         if error.code == "queue_not_found":
-            make = f"make it with: sluiceway queue create {queue_name}; it goes on by itself then"
+            make = f"make it with: sluiceway queue create {queue_name}; the capture then continues by itself"
             return SluicewayError(error.code, f"{error.detail}; {make}")
         return error
 
 
 def group_of(name: str, partition: str) -> str:
-    """The idempotency group of a capture's partition."""
+    """The idempotency group of a capture's partition. Partition names that are too long are hashed."""
     group = f"capture/{name}/{partition}"
     if len(group.encode()) <= MAX_TEXT_BYTES:
         return group
@@ -156,11 +158,11 @@ def group_of(name: str, partition: str) -> str:
 
 
 def to_items(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Records with the columns of CHANGES → the columns that the server takes."""
+    """Convert records with the columns of CHANGES into the columns of an Arrow produce."""
     key = records.column("key")
     fits = pc.less_equal(pc.binary_length(key), MAX_TEXT_BYTES)
     if pc.any(pc.invert(fits)).as_py():
-        # Taken by number, so that nothing of what is left out stays in the buffers: chunks are cut by those.
+        # `take` copies, so dropped keys leave the buffers. Chunks are cut by the buffers' sizes.
         numbers = pa.array(np.arange(len(key)))
         key = key.take(pc.if_else(fits, numbers, pa.scalar(None, numbers.type)))
     return pa.RecordBatch.from_arrays([records.column("payload"), records.column("kind"), key], schema=_SCHEMA)

@@ -1,7 +1,7 @@
-"""The connections of a client: each is an httpx transport of its own, taken by one call at a time, the last one used first.
+"""The connection pool of a client. Each connection is its own httpx transport, used by one call at a time, most recently used first.
 
-One transport of httpx for all of them looks through all of them for each call, and asks the system about those that are idle: with 64
-calls in flight that took ten times as long as the call itself.
+A single httpx transport would scan all of its connections for each call and ask the operating system about the idle ones. With 64 calls in
+flight, that took ten times as long as the call itself.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final, Generic, TypeVar
 import httpx
 
 KEPT: Final = 100
-"""Idle connections to one server. How many are in use is not limited, as a waiting lease holds one."""
+"""Maximum number of idle connections to one server. Those in use are not limited, because each waiting lease call holds one."""
 IDLE: Final = 30.0
-"""Seconds. Idle ones are closed before the server does it: a call into a closing one ends unknown."""
+"""Idle connections are closed after this many seconds, before the server does so. A call on a closing connection has an unknown outcome."""
 
 _ONE: Final = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE)
 Origin = tuple[bytes, bytes]
@@ -26,7 +26,7 @@ L = TypeVar("L")
 
 
 class _Links(Generic[L]):
-    """Which links there are, and which of them are idle. Safe to share between threads."""
+    """The connections, and which of them are idle. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,14 +43,14 @@ class _Links(Generic[L]):
             return link
 
     def give_back(self, origin: Origin, link: L) -> list[L]:
-        """It is idle now. Returns those that are to be closed, as they have been idle for too long, or are too many."""
+        """Return a connection that is idle now. Returns the connections to close: idle for too long, or too many."""
         now = time.monotonic()
         old = []
         with self._lock:
             if link not in self._all:
                 return [link]
             self._idle.setdefault(origin, deque()).append((link, now))
-            # Also those to servers that nobody calls any more: there are few servers.
+            # This includes connections to servers that are no longer called. There are few servers.
             for server, idle in list(self._idle.items()):
                 while idle and (len(idle) > KEPT or idle[0][1] < now - IDLE):
                     old.append(idle.popleft()[0])
@@ -64,7 +64,7 @@ class _Links(Generic[L]):
             self._all.discard(link)
 
     def forget_all(self) -> list[L]:
-        """All that there were, in use or not."""
+        """Remove and return all connections, idle or in use."""
         with self._lock:
             links = list(self._all)
             self._all.clear()
@@ -77,7 +77,7 @@ def _origin(request: httpx.Request) -> Origin:
 
 
 class Connections(httpx.BaseTransport):
-    """For threads. Any number of calls at once, to one server or several."""
+    """The pool for threads. It takes any number of concurrent calls, to one or several servers."""
 
     def __init__(self, verify: ssl.SSLContext | bool) -> None:
         self._context = httpx.create_ssl_context(verify)
@@ -107,7 +107,7 @@ class Connections(httpx.BaseTransport):
 
 
 class _Held(httpx.SyncByteStream):
-    """An answer's body. Its connection is free once that is closed; what was not read to its end the library then drops."""
+    """An answer's body. Closing it returns its connection to the pool. httpx drops a connection whose body was not read to the end."""
 
     def __init__(self, stream: httpx.SyncByteStream, free: Callable[[], None]) -> None:
         self._stream = stream
@@ -124,7 +124,7 @@ class _Held(httpx.SyncByteStream):
 
 
 class AsyncConnections(httpx.AsyncBaseTransport):
-    """The same for an event loop."""
+    """The pool for an event loop. Otherwise as `Connections`."""
 
     def __init__(self, verify: ssl.SSLContext | bool) -> None:
         self._context = httpx.create_ssl_context(verify)
@@ -154,7 +154,7 @@ class AsyncConnections(httpx.AsyncBaseTransport):
 
 
 class _AsyncHeld(httpx.AsyncByteStream):
-    """As `_Held`."""
+    """The asyncio counterpart of `_Held`."""
 
     def __init__(self, stream: httpx.AsyncByteStream, free: Callable[[], Awaitable[None]]) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""What both consumers have in common: what they are told, and how a handler says what is to become of an item."""
+"""What both consumers share: checks of their options, and the exceptions with which a handler chooses an item's outcome."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES
 
 MIN_LEASE_TIMEOUT = 300
-"""Milliseconds. A lease is extended once a third of it has passed, which must leave time for that."""
+"""In milliseconds. A lease is extended once a third of it has passed, and the extension needs time."""
 
 
 class RetryItem(Exception):
-    """Raised by a handler: put the item back, to be offered again `after` a time; without one, as the queue's `retry_backoff` says."""
+    """Raised by a handler to put the item back. It is offered again `after` this time, by default as the queue's `retry_backoff` says."""
 
     def __init__(self, after: Duration | None = None, reason: str | None = None) -> None:
         super().__init__(reason or "the item is put back")
@@ -24,7 +24,7 @@ class RetryItem(Exception):
 
 
 class DeadItem(Exception):
-    """Raised by a handler: no attempt will help. The item goes into the dead queue with this reason, or is dropped where there is none."""
+    """Raised by a handler to send the item to the dead queue with this reason. Without a dead queue the item is dropped."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -32,7 +32,7 @@ class DeadItem(Exception):
 
 
 def put_back(item_id: str, error: BaseException) -> Retry:
-    """What the exception of a handler means. One that says nothing about it is named by its type alone: its text may hold the payload."""
+    """The outcome for a handler's exception. Unknown exceptions are recorded by type only, because their text may contain the payload."""
     if isinstance(error, DeadItem):
         return Retry(item_id, dead=True, reason=_short(error.reason))
     if isinstance(error, RetryItem):
@@ -46,11 +46,11 @@ def _short(reason: str) -> str:
 
 
 def used_twice() -> SluicewayError:
-    return invalid("consumer", "it is used already; make another")
+    return invalid("consumer", "it was already used; create another one")
 
 
 def not_in_a_block() -> SluicewayError:
-    return invalid("consumer", "go over a consumer in a `with` (`async with`) block, so that it can release what it holds at the end")
+    return invalid("consumer", "iterate over a consumer in a `with` (`async with`) block, so that it can release its items at the end")
 
 
 def check_concurrency(concurrency: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the owners of partitions are, as far as a client has heard: which call goes straight to which instance. No I/O."""
+"""The partition owners that a client knows of, for calls that go directly to an instance. No I/O."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sluiceway.client.protocol import Call
 from sluiceway.kernel.errors import SluicewayError
 
 AGAIN = 1.0
-"""Seconds between two looks at the owners of one queue, and for which an instance that could not be reached is left alone."""
+"""Minimum seconds between two lookups of a queue's owners, and how long an unreachable instance is avoided."""
 REFUSED = 60.0
-"""Seconds until a queue is looked at again whose owners the server does not tell this client, as its key may not read it."""
+"""Seconds until the next lookup of a queue's owners after the server refused one, because the API key may not read the queue."""
 IN_A_ROW = 3
-"""So many leases that one other instance has served move the next ones there."""
+"""After this many consecutive leases served by the same other instance, leases go directly to it."""
 _SAME_EVERYWHERE = ("stale_ids", "rate_limited", "too_many_requests")
-"""What another instance would say too, or has been done."""
+"""Errors that a second attempt at another instance would not change."""
 
 
 @dataclass
 class _Known:
-    """What is known of a queue. `look_at`: not looked at again before. `addresses` by partition."""
+    """The known owners of a queue. `look_at`: earliest time of the next lookup. `addresses`: the owners' addresses by partition."""
 
     look_at: float = 0.0
     outdated: bool = True
@@ -34,9 +34,9 @@ class _Known:
 
 
 class Direct:
-    """For one client of `base`. Whatever it says may be out of date, and then costs a hop or a second attempt, never more.
+    """Routing of one client's calls. `base`: its server. Outdated knowledge costs a hop or a second attempt, never more.
 
-    The API key goes to the addresses that the server of `base` tells, if they have the same scheme.
+    The API key is sent to the addresses that the server names, if they have the same URL scheme as `base`.
     """
 
     def __init__(self, base: Endpoint) -> None:
@@ -46,7 +46,7 @@ class Direct:
         self._shunned: dict[str, float] = {}
 
     def to_look_up(self, call: Call[Any], now: float) -> str | None:
-        """The queue whose owners should be learnt before that call; None: there is no need."""
+        """The queue whose owners to look up before the call; None: no lookup is needed."""
         if call.about is None or call.about.takes:
             return None
         known = self._queues.setdefault(call.about.queue_name, _Known())
@@ -56,17 +56,18 @@ class Direct:
         return call.about.queue_name
 
     def learn(self, queue_name: str, info: QueueInfo) -> None:
+        """Record the owners of a queue's partitions."""
         known = self._queues.setdefault(queue_name, _Known())
         known.outdated = False
         known.addresses = {part.partition: part.address for part in info.partitions if part.address is not None}
 
     def not_told(self, queue_name: str, error: CallError, now: float) -> None:
-        """The owners could not be learnt."""
+        """A lookup failed with `error`. If that is permanent, the next one waits for REFUSED seconds."""
         if not error.retryable:
             self._queues.setdefault(queue_name, _Known()).look_at = now + REFUSED
 
     def endpoint(self, call: Call[Any], now: float) -> Endpoint | None:
-        """The one instance that the call is for; None: the base, because there are several, or nobody knows."""
+        """The instance to send the call to; None: the base, because the call has several owners or an unknown one."""
         if call.about is None or call.about.queue_name not in self._queues:
             return None
         known = self._queues[call.about.queue_name]
@@ -86,12 +87,12 @@ class Direct:
                 found: Endpoint | None = Endpoint(address, self._base.api_key)
             except SluicewayError:
                 found = None
-            # How this client knows a server goes with the scheme, and so does whether others can read the key.
+            # Another scheme would mean another way to verify the server, or an API key sent unencrypted.
             self._endpoints[address] = found if found is not None and found.url.scheme == self._base.url.scheme else None
         return self._endpoints[address]
 
     def heard(self, call: Call[Any], served_by: str | None) -> None:
-        """The answer to the call came; another instance may have done the work."""
+        """The call was answered. `served_by`: the address of the instance that did the work; None: the one that was called."""
         if call.about is None:
             return
         known = self._queues.setdefault(call.about.queue_name, _Known())
@@ -104,7 +105,7 @@ class Direct:
             known.leases_at, known.hints = served_by, 0
 
     def failed(self, call: Call[Any], at: Endpoint, error: CallError, now: float) -> None:
-        """That instance did not do it. Raises the error if the base would have to be asked in vain, or may not be asked now."""
+        """The call to instance `at` failed. Raises the error if the base would fail the same way, or if the outcome is unknown."""
         if error.code in _SAME_EVERYWHERE:
             raise error
         assert call.about is not None, "only such calls go straight to an instance"
@@ -113,5 +114,5 @@ class Direct:
         if error.retryable:
             self._shunned[next(address for address, each in self._endpoints.items() if each is at)] = now + AGAIN
         if error.outcome_unknown:
-            # Whether it may be repeated is decided as for any call; then the base is asked.
+            # The usual rules decide whether the call is repeated. The repeat goes to the base.
             raise error

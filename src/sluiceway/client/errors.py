@@ -1,4 +1,4 @@
-"""What a call that did not end *done* raises."""
+"""The error of a failed call."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sluiceway.kernel.errors import KINDS, ErrorKind, SluicewayError
 class CallError(SluicewayError):
     """A call that was *refused* or whose outcome is *unknown*.
 
-    `code` is one of the server's stable codes (`docs/errors.md`); a server newer than this client may send others. `retryable` is
-    what the server said, `field` the field of the request at fault, `request_id` finds the call in the server's log.
-    `unavailable` is also raised when the server could not be reached (nothing was sent), and `outcome_unknown` when the
-    connection broke or timed out after sending. With `stale_ids`, `ignored` lists what was ignored (the first 1,000); the rest was done.
-    `retry_after` is how many milliseconds the server asks to wait before the call is repeated, if it said so.
+    `code` is one of the server's stable codes (`docs/errors.md`); a newer server may send others. `retryable` is the server's word on
+    whether a repeat can succeed. `field` is the invalid field of the request. `request_id` finds the call in the server's log. The client
+    itself raises `unavailable` if it could not reach the server (nothing was sent), and `outcome_unknown` if the connection broke or timed
+    out after sending. With `stale_ids`, `ignored` lists the ignored ids (the first 1,000); the others were settled. `retry_after` is the
+    number of milliseconds that the server asks to wait before a repeat, if it does.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CallError(SluicewayError):
 
     @property
     def outcome_unknown(self) -> bool:
-        """The call may have taken effect. When false, it surely did nothing (or, with `stale_ids`, what it did is known)."""
+        """Whether the call may have taken effect. If false, it did nothing, or, with `stale_ids`, its effect is known."""
         return self.code in ("outcome_unknown", "internal")
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from sluiceway.client.protocol import Call, Repeats, given, listed, unreadable
 
 CONTENT_TYPE = "text/event-stream"
 MAX_EVENT = 1 << 20
-"""Bytes without the end of an event. The server's events are far smaller, so longer data is not an event stream."""
+"""Maximum size of an event in bytes. The server's events are far smaller, so longer data is not an event stream."""
 
 
 class EventParser:
@@ -89,7 +89,7 @@ class EventReader:
 
 def stream_ended() -> CallError:
     """Return the error for a stream that the server ended, as it does when it stops."""
-    return CallError("unavailable", "the server has ended the stream of events")
+    return CallError("unavailable", "the server ended the event stream")
 
 
 def check_content_type(response: httpx.Response) -> None:

@@ -1,4 +1,4 @@
-"""What the two clients share of HTTP: requests, time-outs, and what a broken connection means. No waiting, no retrying."""
+"""The HTTP code that both clients share: requests, timeouts, and errors of broken connections. It neither waits nor retries."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:2319"
 CONNECT_TIMEOUT = 5.0
 SLACK = 5.0
-"""Seconds beyond `request_timeout` in which the server's own answer to a time-out can still arrive: it knows the outcome, we do not."""
+"""Seconds that the client waits beyond `request_timeout`, so that the server's answer to a timeout arrives: it alone knows the outcome."""
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 EVENTS_TIMEOUT = 45.0
-"""Seconds without a byte after which a stream of events is dead: the server says something every 15."""
+"""Seconds without a byte after which an event stream counts as broken. The server sends data every 15 seconds."""
 
 
 _PAGES = ("/ui", "/v1", "/docs", "/livez", "/readyz", "/metrics", "/openapi.json")
-"""What is sometimes copied together with the address of a server."""
+"""Paths that users sometimes copy together with a server's address."""
 
 
 class Endpoint:
-    """One server. Builds `httpx.Request`s by hand, since the checks of `httpx.Client` cost as much again as the call."""
+    """One server's address and the client's API key. It builds `httpx.Request`s itself, because `httpx.Client` would double a call's cost.
+
+    Raises `invalid_request` for a malformed `url` or `api_key`.
+    """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         try:
@@ -55,13 +58,13 @@ class Endpoint:
         self._headers = [(b"Host", self.url.netloc), (b"User-Agent", f"sluiceway-python/{__version__}".encode())]
         self.api_key = os.environ.get("SLUICEWAY_API_KEY", "") if api_key is None else api_key
         if not all("!" <= char <= "~" for char in self.api_key):
-            raise invalid("api_key", "it has characters that no API key has; expected a text such as slw_ID_SECRET")
+            raise invalid("api_key", "it has invalid characters; expected a text such as slw_ID_SECRET")
         if self.api_key:
             self._headers.append((b"Authorization", f"Bearer {self.api_key}".encode()))
 
     def verify(self, ca_file: str | Path | None) -> ssl.SSLContext | bool:
-        """How to know the server: by the certificates of `ca_file`, else by those that come with httpx."""
-        # Reading the certificates takes longer than many calls, so only where they are needed.
+        """The certificates to verify the server with: those in `ca_file`, or httpx's own. Raises `invalid_request` for a bad `ca_file`."""
+        # Reading certificates takes longer than many calls, so they are read only if they are needed.
         if self.url.scheme != "https" or ca_file is None:
             return self.url.scheme == "https"
         try:
@@ -97,14 +100,14 @@ class Endpoint:
         )
 
     def broken(self, error: httpx.RequestError) -> CallError:
-        """What an attempt without an answer means: nothing was sent, or nobody knows."""
+        """The error of an attempt without an answer: `unavailable` if nothing was sent, otherwise `outcome_unknown`."""
         reason = str(error) or type(error).__name__
         if (untrusted := _untrusted(error)) is not None:
-            who = "an authority of your own is named by ca_file (command line: --ca-file, SLUICEWAY_CA_FILE)"
-            detail = f"the certificate of {self._base} is not trusted: {untrusted.verify_message}; {who}"
+            hint = "name a private CA with ca_file (command line: --ca-file, SLUICEWAY_CA_FILE)"
+            detail = f"the certificate of {self._base} is not trusted: {untrusted.verify_message}; {hint}"
             return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
         if "WRONG_VERSION_NUMBER" in reason:
-            detail = f"{self._base} does not speak TLS; with http:// in place of https:// it is asked without"
+            detail = f"{self._base} does not use TLS; use http:// in place of https://"
             return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
         if isinstance(error, _NOT_SENT):
             return CallError("unavailable", f"cannot reach {self._base}: {reason}")
@@ -112,13 +115,14 @@ class Endpoint:
 
 
 def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    # Not every layer between says what it was caused by.
+    # Some of the layers in between set only the context of an error, not its cause.
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def read_answer(call: Call[T], response: httpx.Response, body: bytes) -> T:
+    """Decode the answer to `call`. Raises CallError for a problem, and `outcome_unknown` for an unreadable answer."""
     if response.status_code != 200:
         raise read_problem(response.status_code, body, response.headers.get("retry-after"))
     try:
@@ -132,7 +136,7 @@ def seconds(duration: Duration, field: str) -> float:
 
 
 GENERATED_WINDOW: Millis = 10 * 60_000
-"""How long the server remembers a key that the client made up, at least: it is of use only while this call is repeated."""
+"""Minimum window of a generated key. The key is needed only while its call is repeated."""
 
 
 def new_key() -> str:
@@ -140,13 +144,12 @@ def new_key() -> str:
 
 
 def generated_name() -> str:
-    """A key that its call may replace."""
+    """The name of a generated key, which its call may replace."""
     return GENERATED_KEY + new_key()
 
 
 def generated_key(retry_for: float, request_timeout: Duration | None) -> Key:
-    """A key that its call may replace, and that outlives it: the last attempt begins within `retry_for` seconds and takes `request_timeout`
-    at most."""
+    """A generated key that outlives its call, whose last attempt starts within `retry_for` seconds and takes up to `request_timeout`."""
     wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
     window = max(GENERATED_WINDOW, round(retry_for * 1000) + wait + 60_000)
     return Key(generated_name(), window=format_duration(min(window, KEY_WINDOW)))

@@ -1,4 +1,4 @@
-"""The calls on items: how each is written."""
+"""Encoders of the calls on items."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """An item to put back: at `retry_at`, after `retry_after` (`0s`: at once), or (`dead`) into the dead queue with a `reason`.
+    """An item to put back at `retry_at` or after `retry_after` (`0s`: at once), or to send to the dead queue (`dead`) with a `reason`.
 
     With none of these it waits as the queue's `retry_backoff` says: by default not at all.
     """
@@ -57,7 +57,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The stated outcome of a leased item, which takes effect when its lease is closed."""
+    """The outcome of a leased item. It takes effect when the lease is completed."""
 
     id: str
     outcome: Literal["done", "retry", "dead"]
@@ -85,7 +85,7 @@ def _wire_item(item: Item | bytes | str) -> dict[str, object]:
 
 
 class Key(NamedTuple):
-    """What makes a produce repeatable, as the API names it."""
+    """The idempotency key of a produce, with the API's fields."""
 
     key: str | None = None
     group: str | None = None
@@ -94,7 +94,7 @@ class Key(NamedTuple):
 
     @property
     def is_generated(self) -> bool:
-        """Made for one call, which may replace it."""
+        """Whether the client generated the key for one call, which may replace it."""
         return self.group is None and self.key is not None and self.key.startswith(GENERATED_KEY)
 
     def fields(self) -> dict[str, object]:
@@ -126,7 +126,7 @@ def produce_stream(
     request_timeout: Duration | None,
     key: Key,
 ) -> Call[answers.Produced]:
-    """A produce whose rows are an Arrow stream already."""
+    """A produce whose rows are already an Arrow stream."""
     wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
     query = given(queue_name=queue_name, request_timeout=duration_text(request_timeout)) | key.fields()
     path = f"/v1/queue.produce?{urlencode(query)}"
@@ -157,13 +157,13 @@ def lease(
         partition=partition,
         after_lease=after_lease,
     )
-    # Without a key a repetition would take other items and leave the first ones to wait for their lease to expire.
+    # Without a key, a repeat would lease other items, and the first ones would stay leased until their lease runs out.
     about = About(queue_name, takes=True) if partition is None else About(queue_name, partition=partition)
     return call("/v1/queue.lease", answers.Leased, fields, repeatable=lease_key is not None, request_timeout=request_timeout, about=about)
 
 
 class Check(NamedTuple):
-    """What a call on leased items may insist on: whose they are, and that nothing is ignored."""
+    """Optional checks of a call on leased items: the client that must own the leases, and whether an ignored id is an error."""
 
     client_id: str | None = None
     strict: bool = False
@@ -196,7 +196,7 @@ def release(
 
 
 def delete_items(queue_name: str, ids: Iterable[str], request_timeout: Duration | None) -> Call[answers.Deleted]:
-    # Repeatable: an id that is gone is ignored.
+    # Repeatable: ids of removed items are ignored.
     fields = {"queue_name": queue_name, "ids": listed(ids, "ids")}
     return call("/v1/storage/items.delete", answers.Deleted, fields, request_timeout=request_timeout)
 

@@ -1,6 +1,7 @@
-"""What a consumer asks of the server and when: it keeps the leases of what it holds, and tells what became of it.
+"""The state machine of a consumer: when to lease, extend and settle, and which leases are lost.
 
-A pure machine: it is told the time and what happened, and says what to do. Times are milliseconds of a clock that only runs forward.
+It does no I/O. Its caller passes in the time and the events, and carries out the effects that it returns. Times are milliseconds of a
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
 
 
 class Ask(NamedTuple):
-    """Lease up to so many items, and wait for them. Answered by `leased` or `ask_failed`."""
+    """Lease up to `batch_size` items, and wait for them. Report the result with `leased` or `ask_failed`."""
 
     batch_size: int
 
 
 class HangUp(NamedTuple):
-    """Give up waiting for items. The call is answered all the same."""
+    """Cancel the lease call that waits for items. Its result still has to be reported."""
 
 
 class Extend(NamedTuple):
-    """Answered by `extended` or `extend_failed`."""
+    """Extend these leases. Report the result with `extended` or `extend_failed`."""
 
     lease_ids: list[str]
 
 
 class Settle(NamedTuple):
-    """State what became of items. Answered by `settled` or `settle_failed`."""
+    """Send the outcomes of these items. Report the result with `settled` or `settle_failed`."""
 
     done: list[str]
     retries: list[Retry]
@@ -43,7 +44,7 @@ class Settle(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """These are being handled, and their leases have run out: somebody else is given them."""
+    """The leases of these items ran out while the items were being handled. Another consumer will receive them."""
 
     ids: list[str]
 
@@ -52,9 +53,9 @@ Effect = Ask | HangUp | Extend | Settle | Lost
 DONE, RELEASED = "done", "released"
 
 QUIET_TIME: Millis = 500
-"""After items were put back: so long the call that waits for items is left alone, as it may be given them. An answer takes a few."""
+"""How long a waiting lease call is kept after items were put back, because it may receive them. An answer takes a few milliseconds."""
 HANG_UP_TIME: Millis = 100
-"""In which the server has noticed that nobody waits any more, and gives nothing to that call. It takes a few, too."""
+"""Time for the server to notice that a lease call was cancelled, so that it assigns no items to it. It takes a few milliseconds."""
 
 Outcome = str | Retry
 """DONE, RELEASED, or how to put the item back."""
@@ -65,12 +66,12 @@ class _Lease:
     renew_at: Millis
     lease_deadline: Millis
     ids: set[str]
-    """Of the items whose end the server does not know yet."""
+    """The items whose outcomes the server has not confirmed."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """One kind of call, of which at most one is under way."""
+    """The state of one kind of call. At most one such call is in flight."""
 
     busy: bool = False
     begins_at: Millis = 0
@@ -90,11 +91,11 @@ class _Line:
 
 @dataclass
 class LeaseManager:
-    """One consumer's items: waiting to be handled, being handled, or handled and not yet told to the server.
+    """One consumer's items: waiting, being handled, or handled with an outcome that is not yet sent.
 
-    At most `concurrency` are handled at once, by whoever uses it, and about `prefetch` wait for that. A lease is extended once a third
-    of `lease_timeout` has passed. An outcome waits for others for `linger`, unless nothing else is held. When it stops, what waits is
-    released, and outcomes that cannot be told within `patience` are given up: their leases run out.
+    The consumer handles at most `concurrency` items at once, and about `prefetch` more wait. A lease is extended once a third of
+    `lease_timeout` has passed. An outcome waits up to `linger` for others, unless no other items are held. `stop` releases the waiting
+    items. Outcomes that cannot be sent within `patience` after that are dropped, and their leases run out.
     """
 
     concurrency: int
@@ -103,15 +104,15 @@ class LeaseManager:
     linger: Millis
     patience: Millis
     error: CallError | None = None
-    """Why it stopped by itself."""
+    """The error that stopped the consumer, if one did."""
     stopping: bool = False
     lost: set[str] = field(default_factory=set)
-    """Of those that are being handled."""
+    """The items being handled whose leases ran out."""
     _leases: dict[str, _Lease] = field(default_factory=dict)
     _lease_of: dict[str, str] = field(default_factory=dict)
     _waiting: deque[str] = field(default_factory=deque)
     _items: dict[str, LeasedItem] = field(default_factory=dict)
-    """Those that wait."""
+    """The waiting items by id."""
     _running: set[str] = field(default_factory=set)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _sent: Settle | None = None
@@ -123,11 +124,11 @@ class LeaseManager:
     _quiet_at: Millis = 0
     _newly_lost: list[str] = field(default_factory=list)
 
-    # -- what is asked of it ----------------------------------------------------------------------------------------------
+    # -- queries and decisions --------------------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        """It was stopped, and nothing is left to do."""
+        """Whether the consumer was stopped and nothing is left to do."""
         return self.stopping and not (self._running or self._outcomes or self._asking.busy or self._settling.busy)
 
     @property
@@ -139,7 +140,7 @@ class LeaseManager:
         return frozenset(self._running)
 
     def decide(self, now: Millis) -> list[Effect]:
-        """What to do now. Every call that it asks for must be answered."""
+        """Return the effects to carry out now. The result of every call has to be reported back."""
         effects: list[Effect] = []
         self._run_out(now)
         if self._newly_lost:
@@ -163,7 +164,7 @@ class LeaseManager:
         return effects
 
     def wake_at(self) -> Millis | None:
-        """When to decide again though nothing happens."""
+        """When to call `decide` again if no event comes first; None: never."""
         times = [lease.lease_deadline for lease in self._leases.values()]
         hang_up_at = self._hang_up_at()
         if hang_up_at is not None:
@@ -181,14 +182,14 @@ class LeaseManager:
         return not line.busy and at is not None and max(at, line.begins_at) <= now
 
     def _room(self) -> int:
-        """How many items to ask for: none until there is room for many, so that few calls are made."""
+        """How many items to lease. It is 0 until there is room for many, to keep the number of calls low."""
         if self.stopping or len(self._outcomes) > self.concurrency + self.prefetch:
             return 0
         room = self.prefetch - self.waiting + max(0, self.concurrency - len(self._running))
         return room if room > 0 and (not self._items or room * 2 >= self.concurrency + self.prefetch) else 0
 
     def _hang_up_at(self) -> Millis | None:
-        """When to give up waiting for items: not while what was put back may be on its way here, since it would be lost with the answer."""
+        """When to cancel the waiting lease call. Items that were put back may be in its answer, and a cancelled call would lose them."""
         if not self.stopping or not self._asking.busy or self._hung_up or self._outcomes or self._settling.busy:
             return None
         return self._quiet_at
@@ -200,9 +201,10 @@ class LeaseManager:
         enough = len(self._outcomes) >= min(MAX_ITEMS_JSON, max(1, (self.concurrency + self.prefetch) // 2))
         return 0 if enough or not (self._running or self._items) else self._settle_at
 
-    # -- what happens -------------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------------
 
     def leased(self, answer: Leased, now: Millis) -> None:
+        """The lease call returned `answer`."""
         self._asking.succeeded()
         for lease in answer.leases:
             self._leases[lease.lease_id] = _Lease(now + self.lease_timeout // 3, now + self.lease_timeout, set())
@@ -219,11 +221,12 @@ class LeaseManager:
             self._release_waiting()
 
     def ask_failed(self, error: CallError, now: Millis, roll: float) -> None:
+        """The lease call failed. `roll` (0 to 1) jitters the pause before the next one."""
         self._asking.failed(error, now, roll)
         self._may_stop(error)
 
     def take(self) -> LeasedItem | None:
-        """The next item to handle, which begins now; None if there is none, or as many as may be are being handled."""
+        """Return the next item and count it as being handled. None if no item waits or `concurrency` items are being handled."""
         if self.stopping or len(self._running) >= self.concurrency:
             return None
         while self._waiting:
@@ -234,7 +237,7 @@ class LeaseManager:
         return None
 
     def finish(self, item_id: str, outcome: Outcome, now: Millis) -> None:
-        """It was handled. If its lease is lost, or it was finished before, this says nothing to the server."""
+        """The item was handled. The outcome is dropped if the item's lease is lost or the item was finished before."""
         if item_id not in self._running:
             return
         self._running.remove(item_id)
@@ -246,7 +249,7 @@ class LeaseManager:
         self._outcomes[item_id] = outcome
 
     def extended(self, asked: Sequence[str], lease_ids: Iterable[str], now: Millis, sent_at: Millis) -> None:
-        """The call that was sent at `sent_at` has extended these leases; the others that were asked for are over."""
+        """The extend call sent at `sent_at` extended the leases `lease_ids`. The other leases in `asked` are lost."""
         self._extending.succeeded()
         alive = set(lease_ids)
         for lease_id in asked:
@@ -259,18 +262,19 @@ class LeaseManager:
                 self._lose(lease_id)
 
     def extend_failed(self, error: CallError, now: Millis, roll: float) -> None:
+        """The extend call failed. `roll` (0 to 1) jitters the pause before the next one."""
         self._extending.failed(error, now, roll)
         self._may_stop(error)
 
     def settled(self, ignored: Iterable[Ignored], now: Millis) -> list[Ignored]:
-        """The server knows. Those of the ignored whose outcome was not taken, as their lease had run out."""
+        """The settle calls succeeded. Returns the ignored items whose outcomes were refused because their leases had run out."""
         self._settling.succeeded()
         self._quiet_at = now + QUIET_TIME
         self._forget_sent()
         return [each for each in ignored if each.reason not in ("completed", "retried", "released", "dead", "settled")]
 
     def settle_failed(self, error: CallError, now: Millis, roll: float) -> list[str]:
-        """Repeating a settle is safe, so what was sent is sent again. The ids whose outcomes are given up."""
+        """A settle call failed. Its outcomes are sent again, which is safe. Returns the ids of the items whose outcomes are dropped."""
         self._settling.failed(error, now, roll)
         self._quiet_at = now + QUIET_TIME
         self._may_stop(error)
@@ -295,11 +299,11 @@ class LeaseManager:
         return given_up
 
     def stop(self) -> None:
-        """Begin nothing more. What waits is released, what is being handled goes on, and is to be finished as ever."""
+        """Take no more items. Waiting items are released. Items being handled continue and must be finished as usual."""
         self.stopping = True
         self._release_waiting()
 
-    # -- inside ---------------------------------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------------------------------------
 
     def _may_stop(self, error: CallError) -> None:
         if _is_final(error) and self.error is None:
@@ -329,7 +333,7 @@ class LeaseManager:
             self._forget(item_id)
 
     def _forget(self, item_id: str) -> None:
-        """The server needs to hear no more of it."""
+        """Drop a settled item from its lease, and the lease with its last item."""
         lease_id = self._lease_of.pop(item_id, None)
         lease = self._leases.get(lease_id or "")
         if lease is not None and lease_id is not None:
@@ -338,12 +342,12 @@ class LeaseManager:
                 del self._leases[lease_id]
 
     def _run_out(self, now: Millis) -> None:
-        """Lose the leases whose time is over as far as can be known here, because no extension came through."""
+        """Lose the leases whose deadline has passed by the local clock without an extension."""
         for lease_id in [lease_id for lease_id, lease in self._leases.items() if lease.lease_deadline <= now]:
             self._lose(lease_id)
 
     def _lose(self, lease_id: str) -> None:
-        """The lease is over. What waits is dropped; what was handled is told all the same, as the server knows best."""
+        """Drop a lease and its waiting items. Outcomes of handled items are still sent, because the server may accept them."""
         ids = self._leases.pop(lease_id).ids
         for item_id in ids:
             del self._lease_of[item_id]
@@ -354,5 +358,5 @@ class LeaseManager:
 
 
 def _is_final(error: CallError) -> bool:
-    """Repeating will not help, and neither will anything else that this consumer can do."""
+    """Whether the error is permanent, so that the consumer has to stop."""
     return not error.retryable and (error.kind.status < 500 or error.code == "unavailable")

@@ -1,18 +1,18 @@
-"""A queue as a change stream. Its partitions have children: rebalances make them, in the stead of others that are drained and removed.
+"""A queue as a change stream. Rebalances make new partitions, which are the children of the drained and removed ones that they replace.
 
-Reading consumes. A batch is a lease on items of exactly one partition, under a key made from the position that it begins at, so that
-whoever reads from there again finds the same lease; its end names the lease, and all before it that nobody has said to be kept. `kept`
-completes them. Leases live for `hold_for`, and those that this process knows are extended as long as it runs.
+Reading consumes items. A batch is a lease on items of one partition. Its lease key is made from the batch's start position, so a second
+read from there returns the same lease. A batch's end position names its lease and the earlier leases that are not kept yet. `kept`
+completes them. Leases last `hold_for`, and this process extends the ones that it knows.
 
-* A capture that stands still for longer than that loses its leases: their items are back in the queue. Reading ends then, with
-  UnknownPositionError, for what was handed on and not completed would come twice.
-* Whoever reads from a position that others have left behind gets nothing: the server refuses it (`after_lease`).
-* Moved items keep their origin. What is leased is finished where it is, so each is read once.
-* Items that come back (their lease by somebody else ran out, they are due, they were moved) are as old as they were. So there is no
-  heartbeat: no time is told before which nothing is to come.
+* A capture that stops for longer than `hold_for` loses its leases, and their items return to the queue. Reading then ends with
+  UnknownPositionError, because items that were handed on and not completed would be read twice.
+* The server refuses a read from a position that another reader has passed (`after_lease`).
+* Moved items keep their origin. Leased items are settled in the partition where they are. So each item is read once.
+* Items that return (another consumer's lease ran out, they became due, or they were moved) keep their age. So the stream has no heartbeat:
+  there is no time before which no item can follow.
 
-Records are items: `position` is the id, `at` when it was produced, `key` its reference; kind and payload are its own. Encoding and headers
-are not carried. The API key needs the scopes `consume` and `read`.
+A record is an item: `position` is the item's id, `at` its production time, `key` its reference. Kind and payload are the item's. Encoding
+and headers are dropped. The API key needs the scopes `consume` and `read`.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ log = logging.getLogger(__name__)
 
 OPTIONS = ("url", "queue", "consumer", "apiKey", "caFile", "holdFor")
 RETRY_FOR = "3s"
-"""For so long a call is repeated: who reads is told soon, and repeats it then."""
+"""How long a call is repeated. It is short, because the reader learns of the failure and repeats the read."""
 WAIT = "800ms"
-"""How long a read waits for a first item, at the server."""
+"""How long a read waits at the server for a first item."""
 TOLD_FOR = 1.0
-"""Seconds for which what is known of the queue's rebalances is not asked again, while nothing depends on it."""
+"""How many seconds the queue's partitions and rebalances are cached for empty reads."""
 MAX_OPEN = 50
-"""Leases that may wait to be kept, in one partition: a position names them all. With more, reading waits."""
+"""Maximum number of leases in one partition that are not kept yet. A position names them all. Reading waits until some are kept."""
 FULL_PAUSE = 0.2
 MAX_EXTENDED = 1_000
-"""Leases in one call."""
+"""Maximum number of leases in one extend call."""
 PAGE = 100
 HOLD_FOR: Millis = 86_400_000
 MIN_HOLD: Millis = 1_000
 _GIVES = ("available", "draining")
-"""States of a partition in which its items are given out."""
+"""Partition states in which items can be leased."""
 _FINE = ("completed", "settled")
-"""What a lease id may be told to be that is over as it should be."""
+"""Reasons for an ignored lease id that mean that the lease ended as it should."""
 _PLACE = re.compile(r"([1-9][0-9]{0,16})x([1-9][0-9]{0,4})(?:\+([1-9][0-9]{0,16}(?:,[1-9][0-9]{0,16})*))?")
 _TOKEN = re.compile(r"([^.:/]+)\.(0|[1-9][0-9]{0,8})")
 
 
 class Place(NamedTuple):
-    """A position: behind the lease of that number (0: before everything), which had so many items. `before`: earlier ones, not kept yet."""
+    """A position: after lease number `lease` (0: the partition's start), which has `items` items. `before`: earlier leases not kept yet."""
 
     lease: int = 0
     items: int = 0
@@ -92,37 +92,37 @@ def _place(position: str) -> Place:
         return Place()
     found = _PLACE.fullmatch(position)
     if found is None:
-        raise UnknownPositionError(f"{position[:100]!r} is no position in a partition of a queue")
+        raise UnknownPositionError(f"{position[:100]!r} is not a position of a queue's partition")
     lease, items, before = found.groups()
     return Place(int(lease), int(items), tuple(map(int, before.split(","))) if before else ())
 
 
 @dataclass
 class _Partition:
-    """What this process knows of one. `kept`: leases up to that number are completed, as far as they are of this capture."""
+    """The state of a partition in this process. `kept`: this capture's leases up to this number are completed."""
 
     incarnation: str
     number: int
     kept: int = 0
     known: set[int] = field(default_factory=set)
-    """Leases that surely were this capture's, and not lost."""
+    """Leases that are known to belong to this capture and are not lost."""
     unsaid: str | None = None
-    """A position that was said to be kept, and could not be told."""
+    """A position whose leases still have to be completed, because the call failed."""
     lost: str = ""
-    """Why reading cannot go on, ever."""
+    """Why reading can never continue; empty: it can."""
 
     def lease_id(self, number: int) -> str:
         return f"{self.incarnation}.{self.number}.L{number}"
 
     def open(self, place: Place) -> tuple[int, ...]:
-        """The leases that are to be kept with that position."""
+        """The leases of the position that are not kept yet."""
         return tuple(number for number in place.leases if number > self.kept)
 
 
 class QueueLineage:
-    """The change stream of a queue. The client must have a `client_id` that all members of the capture have, and nobody else.
+    """The change stream of a queue. All members of a capture must share one `client_id` for `client`, and no other client may have it.
 
-    `hold_for`: how long leases live. `wait`: how long a read waits for something. The client is closed with the stream.
+    `hold_for`: the leases' timeout in milliseconds. `wait`: how long a read waits for a first item. `close` closes the client, too.
     """
 
     def __init__(self, client: AsyncClient, queue: str, hold_for: Millis = HOLD_FOR, wait: str = WAIT) -> None:
@@ -137,13 +137,13 @@ class QueueLineage:
         self._paused = False
 
     async def close(self) -> None:
-        """Leases stay: who reads on finds them, or they run out."""
+        """Close the client. Leases stay: the next reader finds them, or they run out."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])
         await self._client.close()
 
-    # ---- which partitions there are ---------------------------------------------------------------------------
+    # ---- partitions -------------------------------------------------------------------------------------------
 
     async def seeds(self, after: str) -> SeedsUpto:
         async with _reached():
@@ -153,7 +153,7 @@ class QueueLineage:
             return partition_lineage.seeds(after, info, [each async for each in self._rebalances(info.incarnation)])
 
     async def _rebalances(self, incarnation: str) -> AsyncIterator[Rebalance]:
-        """All that are remembered of the queue, newest first."""
+        """Yield the queue's rebalances that the server remembers, newest first."""
         pivot = None
         while True:
             page = await self._client.list_rebalances(queue_name=self._queue, limit=PAGE, pivot=pivot)
@@ -165,9 +165,9 @@ class QueueLineage:
                 return
 
     async def _empty(self, partition: _Partition, asked_at: float) -> Batch:
-        """A lease that was asked for then had nothing. The children that are certain though the partition has not ended are told with it.
+        """The batch for a lease call that was sent at `asked_at` and got no items, with the partition's children that are final already.
 
-        That there is nothing is said only if the queue was seen to give out items since: one that is paused has nothing for anybody.
+        It says that nothing is left only if leasing was seen to be possible after `asked_at`: a paused queue also answers with no items.
         """
         now = asyncio.get_running_loop().time()
         if self._told is None or now - self._told[0] > TOLD_FOR:
@@ -184,24 +184,27 @@ class QueueLineage:
 
     def _note_pause(self, paused: bool) -> None:
         if paused and not self._paused:
-            log.warning("the queue %s is paused: nothing can be read until leases are resumed", self._queue)
+            log.warning("queue %s is paused: nothing can be read until leasing is resumed", self._queue)
         self._paused = paused
 
     async def _gone(self, partition: _Partition, refused: CallError) -> Batch:
-        """The server has no such partition (any more)."""
+        """The batch for a partition that the server does not have: the partition's end, if its removal is recorded.
+
+        Raises BrokenOffError if the server may be outdated, and UnknownPositionError if the partition's items or children are unknown.
+        """
         info = await self._client.queue_info(self._queue)
         if info.incarnation != partition.incarnation:
-            raise UnknownPositionError(f"the queue {self._queue} was deleted, and made anew: what was in it is gone")
+            raise UnknownPositionError(f"the queue {self._queue} was deleted and created again; its former items are gone")
         async for each in self._rebalances(info.incarnation):
             if partition_lineage.removal_of([each], partition.number) is not None:
                 children = partition_lineage.children_of(each, info.incarnation, partition.number)
-                # What was moved to the children is as old as it was.
+                # Items that were moved to the children keep their age.
                 return _nothing(0, end=End(children, 0))
         if _may_be_new(info, partition.number):
             raise BrokenOffError(f"the server does not know partition {partition.number} of the queue {self._queue} yet: {refused}")
         raise UnknownPositionError(
-            f"partition {partition.number} of the queue {self._queue} was removed by a rebalance that is not remembered any more, "
-            "so what came after it is not known"
+            f"partition {partition.number} of the queue {self._queue} was removed by a rebalance whose record no longer exists, "
+            "so its children are unknown"
         )
 
     # ---- reading ----------------------------------------------------------------------------------------------
@@ -232,7 +235,7 @@ class QueueLineage:
     def _partition(self, token: str) -> _Partition:
         found = _TOKEN.fullmatch(token)
         if found is None:
-            raise UnknownPositionError(f"{token[:100]!r} is no partition of a queue")
+            raise UnknownPositionError(f"{token[:100]!r} is not a partition of a queue")
         return self._partitions.setdefault(token, _Partition(found[1], int(found[2])))
 
     async def _lease(self, this: _Partition, place: Place, limit: int) -> LeasedTable:
@@ -248,9 +251,9 @@ class QueueLineage:
             )
         except CallError as error:
             if error.code == "stale_ids":
-                raise UnknownPositionError(f"what came after lease {this.lease_id(place.lease)} was read and completed already") from error
+                raise UnknownPositionError(f"the items after lease {this.lease_id(place.lease)} were already read and completed") from error
             if error.code == "invalid_request" and error.field == "after_lease":
-                raise UnknownPositionError(f"the queue {self._queue} was deleted, and made anew: what was in it is gone") from error
+                raise UnknownPositionError(f"the queue {self._queue} was deleted and created again; its former items are gone") from error
             raise
 
     def _batch(self, this: _Partition, place: Place, leased: LeasedTable) -> Batch:
@@ -260,13 +263,13 @@ class QueueLineage:
         this.known.add(number)
         self._hold([lease.lease_id])
         newest = pc.max(records.column("at").cast(pa.int64())).as_py()
-        # By two clocks. If the server's is ahead of ours, it is not known. And 0 would say that nothing is left.
+        # The times come from two clocks. If the server's is ahead, the age is unknown. 0 would mean that nothing is left, so 1 is added.
         age = -1 if newest is None else system.now() - newest
         behind = None if age < 0 else age + 1
         return Batch(records, str(Place(number, lease.count, this.open(place))), behind=behind)
 
     async def _again(self, this: _Partition, place: Place, upto: str) -> Batch:
-        """The batch that ends there, as it was."""
+        """Read the batch that ends at `upto` again. Raises UnknownPositionError if its lease is over or has lost items."""
         lease_id = this.lease_id(place.lease)
         try:
             found = await self._client.peek_arrow(self._queue, lease_id, limit=MAX_ITEMS_ARROW)
@@ -275,27 +278,27 @@ class QueueLineage:
                 raise UnknownPositionError(f"lease {lease_id} is over, so its items cannot be read again") from error
             raise
         if len(found) != place.items:
-            raise UnknownPositionError(f"lease {lease_id} had {place.items} items, and has {len(found)}: somebody else has settled some")
+            raise UnknownPositionError(f"lease {lease_id} had {place.items} items, now {len(found)}: another consumer has settled some")
         this.known.add(place.lease)
         await self._extend([lease_id])
         self._hold([lease_id])
         return Batch(_records(found), upto)
 
     async def _check(self, this: _Partition, place: Place) -> None:
-        """That the leases of a position which somebody else has read were this capture's, and are not lost."""
+        """Check the leases of a position that another member has read. Raises UnknownPositionError if one is lost or not this capture's."""
         asked = [this.lease_id(number) for number in this.open(place) if number not in this.known]
         if not asked:
             return
         over = {each.id: each.reason for each in await self._extend(asked)}
         for lease_id, reason in over.items():
             if reason == "unknown":
-                raise UnknownPositionError(f"lease {lease_id} was never given")
+                raise UnknownPositionError(f"lease {lease_id} was never assigned")
             if reason not in _FINE:
                 raise UnknownPositionError(_lost(lease_id, reason))
         self._hold(lease_id for lease_id in asked if lease_id not in over)
         this.known.update(this.open(place))
 
-    # ---- keeping ----------------------------------------------------------------------------------------------
+    # ---- kept positions ---------------------------------------------------------------------------------------
 
     async def kept(self, partition: str, position: str) -> None:
         this, place = self._partition(partition), _place(position)
@@ -303,18 +306,18 @@ class QueueLineage:
         try:
             await self._complete(this, place)
         except CallError as error:
-            # Whatever it is, it is a hint; reading says what can be repaired.
+            # `kept` is only a hint, so no failure of it is final. The next read completes the leases or raises the final error.
             raise BrokenOffError(str(error)) from error
 
     def left(self, partition: str) -> None:
-        """What is leased there runs out, unless whoever reads on finds it before and extends it."""
+        """Forget the partition. Its leases run out unless the next reader finds and extends them."""
         this = self._partitions.pop(partition, None)
         if this is not None:
             own = this.lease_id(0)[:-1]
             self._held = {lease_id for lease_id in self._held if not lease_id.startswith(own)}
 
     async def _say_again(self, token: str, this: _Partition) -> None:
-        """What could not be said when it was kept."""
+        """Complete the leases of a kept position whose call failed."""
         if this.unsaid is not None:
             with contextlib.suppress(CallError):
                 await self._complete(this, _place(this.unsaid))
@@ -339,7 +342,7 @@ class QueueLineage:
             self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     async def _keep(self) -> None:
-        """Extend what is read and not kept, for as long as that takes."""
+        """Extend the leases that are read and not kept, until cancelled."""
         while True:
             await asyncio.sleep(self._hold_for / 3_000)
             try:
@@ -348,17 +351,17 @@ class QueueLineage:
                     over = await self._extend(held[start : start + MAX_EXTENDED])
                     self._held.difference_update(each.id for each in over)
             except SluicewayError as error:
-                log.warning("leases on items of the queue %s were not extended, will try again: %s", self._queue, error)
+                log.warning("queue %s: leases were not extended, will retry: %s", self._queue, error)
 
     async def _extend(self, lease_ids: Collection[str]) -> list[Ignored]:
-        """Those that are over, and how."""
+        """Extend leases. Returns the ones that are over, with the reasons."""
         hold = format_duration(self._hold_for)
         return (await self._client.extend(self._queue, lease_ids, lease_timeout=hold, client_id=self._client.client_id)).ignored
 
 
 @contextlib.asynccontextmanager
 async def _reached() -> AsyncIterator[None]:
-    """What the server does not do or answer now is no end. What it will always refuse is the caller's error as it is."""
+    """Raises BrokenOffError for a call that may succeed later. Other errors pass through."""
     try:
         yield
     except CallError as error:
@@ -368,15 +371,15 @@ async def _reached() -> AsyncIterator[None]:
 
 
 def _may_be_new(info: QueueInfo, number: int) -> bool:
-    """Whether it is there after all, or may be: numbers rise, so one beyond those that a server knows may have been given since."""
+    """Whether the partition exists after all, or may be too new for the server's answer. Numbers rise, so a higher one may be new."""
     there = {each.partition for each in info.partitions}
     return number in there or number > max(there)
 
 
 def _lost(lease_id: str, reason: str) -> str:
     return (
-        f"lease {lease_id} is not this capture's any more ({reason}): its items are back in the queue, and what was handed on of them "
-        "would be read twice. Leases must live longer (option holdFor) than a capture stands still"
+        f"lease {lease_id} no longer belongs to this capture ({reason}). Its items are back in the queue, and those already handed on "
+        "would be read twice. Set the option holdFor to more than the longest pause of the capture"
     )
 
 
@@ -388,7 +391,7 @@ def _nothing(behind: Millis | None = None, children: tuple[Born, ...] = (), end:
 
 
 def _records(leased: LeasedTable) -> pa.RecordBatch:
-    """Items as records."""
+    """The leased items as records with the columns of CHANGES."""
     table, nulls = leased.table, pa.chunked_array([pa.nulls(len(leased), pa.utf8())])
     given = set(table.column_names)
     columns = (
@@ -403,7 +406,7 @@ def _records(leased: LeasedTable) -> pa.RecordBatch:
 
 
 def from_options(name: str, options: Mapping[str, str]) -> QueueLineage:
-    """The stream of the queue that the options name, for the capture of that name. Raises `invalid_request` that names the option."""
+    """The change stream of the queue in `options`, for the capture `name`. Raises `invalid_request`, which names the option."""
     said = named(options, OPTIONS)
     url = required(said, "url", "the server, such as http://127.0.0.1:2319")
     queue = required(said, "queue", "the name of a queue")
@@ -413,10 +416,10 @@ def from_options(name: str, options: Mapping[str, str]) -> QueueLineage:
     if said.get("apiKey"):
         api_key = read_secret(said["apiKey"], "apiKey", os.environ)
         if api_key is None:
-            raise invalid("apiKey", "a key does not stand here itself; say where it is: env:NAME or file:PATH")
+            raise invalid("apiKey", "expected env:NAME or file:PATH that holds the key, not the key itself")
     client = AsyncClient(
         url,
-        # Of this capture alone: others that had the same would be taken for it.
+        # The client id is this capture's alone. Leases of another client with the same id would be taken for the capture's.
         client_id=check_text(f"{consumer}/{name}", "consumer"),
         retry_for=RETRY_FOR,
         api_key=api_key,

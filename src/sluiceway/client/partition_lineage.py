@@ -1,11 +1,10 @@
-"""Which partition of a queue descends from which, by what the servers tell of its partitions and rebalances. No I/O.
+"""The lineage of a queue's partitions, derived from the queue's partitions and rebalances. No I/O.
 
-A partition is a child of those in whose stead it was made, once that cannot be undone: a rebalance that is cancelled opens its drained
-partitions again and drains those that it made, which then come after nothing. It cannot be cancelled any more once a partition was removed,
-so what a parent names at its end stays true. Until then nobody is told of the new partitions.
+A partition is a child of the partitions that it replaces, once the rebalance can no longer be cancelled. A cancelled rebalance reopens the
+partitions that it drained and drains the ones that it made, which then have no parents. A rebalance that has removed a partition cannot be
+cancelled, so the children that a parent reports at its end are final. New partitions are not reported before that.
 
-That a partition has ended is taken from the record of its removal and from nothing else: that a server does not know it may mean that this
-server is behind.
+Only the record of a partition's removal proves that the partition has ended. A server that does not know it may just be outdated.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from sluiceway.model.task_records import Born
 from sluiceway.ports.change_stream import BrokenOffError, SeedsUpto
 
 START = "0"
-"""The position before everything in a partition."""
+"""The position before a partition's first item."""
 _UNDONE = ("cancelling", "cancelled")
 
 
 def token_of(incarnation: str, number: int) -> str:
-    """A queue that was deleted and made anew has other partitions."""
+    """The name of a partition. It has the incarnation, because a queue that was deleted and created again has other partitions."""
     return f"{incarnation}.{number}"
 
 
 def removal_of(rebalances: Iterable[Rebalance], number: int) -> Rebalance | None:
-    """The rebalance that has removed that partition; None: none of these."""
+    """The rebalance that removed the partition; None if none of these did."""
     return next((each for each in rebalances if any(step.partition == number for step in each.steps)), None)
 
 
 def children_of(rebalance: Rebalance, incarnation: str, number: int) -> tuple[Born, ...]:
-    """The partitions that were made in that one's stead, as they are told always and by everyone."""
+    """The partitions that `rebalance` made to replace partition `number`. The result is the same at every call and in every process."""
     return tuple(
         Born(token_of(incarnation, new.partition), tuple(token_of(incarnation, parent) for parent in new.parents), START)
         for new in rebalance.plan.creates
@@ -42,14 +41,14 @@ def children_of(rebalance: Rebalance, incarnation: str, number: int) -> tuple[Bo
 
 
 def may_be_cancelled(rebalance: Rebalance) -> bool:
-    """Whether it may still be undone."""
+    """Whether the rebalance can still be cancelled."""
     if not rebalance.is_open or rebalance.state in _UNDONE or any(step.partition is not None for step in rebalance.steps):
         return False
     return not (rebalance.plan.in_order and rebalance.step not in ("create", "flip"))
 
 
 def heirs(rebalances: Iterable[Rebalance], incarnation: str, number: int) -> tuple[Born, ...]:
-    """The children of a partition that is being drained, if they are certain already."""
+    """The children of a draining partition, if its rebalance can no longer be cancelled; otherwise none."""
     for each in rebalances:
         if each.is_open and each.state not in _UNDONE and number in each.plan.drains and not may_be_cancelled(each):
             return children_of(each, incarnation, number)
@@ -57,7 +56,7 @@ def heirs(rebalances: Iterable[Rebalance], incarnation: str, number: int) -> tup
 
 
 def _undone(rebalance: Rebalance) -> Iterable[int]:
-    """What it had made, if it is cancelled. From the flip on its plan is the way back, which drains them."""
+    """The partitions that a cancelled rebalance had made. After the flip its plan is the way back, which drains them."""
     if rebalance.state not in _UNDONE:
         return ()
     if any(step.step == "flip" for step in rebalance.steps):
@@ -66,22 +65,22 @@ def _undone(rebalance: Rebalance) -> Iterable[int]:
 
 
 def point(after: str) -> tuple[str, int]:
-    """The incarnation, and up to which number its partitions are known; nothing is known at the beginning."""
+    """The incarnation of a point, and the number up to which its partitions are known: ("", 0) at the beginning."""
     incarnation, _, number = after.rpartition(":")
     return (incarnation, int(number)) if incarnation and number.isascii() and number.isdigit() else ("", 0)
 
 
 def is_news(after: str, info: QueueInfo) -> bool:
-    """Whether there may be seeds beyond that point."""
+    """Whether the queue may have seeds after the point `after`."""
     incarnation, first = point(after)
     return incarnation != info.incarnation or any(each.partition >= first for each in info.partitions)
 
 
 def seeds(after: str, info: QueueInfo, rebalances: Sequence[Rebalance]) -> SeedsUpto:
-    """The partitions beyond that point that come after nothing. The rebalances were read after the queue, and are all that are remembered.
+    """The partitions without parents after the point `after`, and the next point.
 
-    The point goes up to the first partition of which it is not certain what it comes after. Raises BrokenOffError if what is remembered
-    does not tell.
+    `rebalances` are all that the server remembers, read after `info`. The next point ends before the first partition whose rebalance may
+    still be cancelled. Raises BrokenOffError if the rebalances do not tell a partition's parents.
     """
     incarnation, first = point(after)
     if incarnation != info.incarnation:
@@ -95,12 +94,15 @@ def seeds(after: str, info: QueueInfo, rebalances: Sequence[Rebalance]) -> Seeds
 
 
 def _makers(rebalances: Iterable[Rebalance]) -> dict[int, Rebalance]:
-    """Which partition was made by which rebalance, of those that were not undone."""
+    """The rebalances by the partitions that they made, without cancelled ones."""
     return {new.partition: each for each in rebalances if each.state not in _UNDONE for new in each.plan.creates}
 
 
 def _at_first(info: QueueInfo, rebalances: Sequence[Rebalance]) -> tuple[list[int], int]:
-    """Of the partitions that there are now: those whose parents are gone, and gone parents that have a child with others."""
+    """The seeds of a queue that is read for the first time, and the end of the known partitions.
+
+    Seeds are the present partitions without a present parent, and removed parents of a child that also has a present parent.
+    """
     there = {each.partition: each for each in info.partitions}
     makers, undone = _makers(rebalances), {number for each in rebalances for number in _undone(each)}
     found: set[int] = set()
@@ -111,7 +113,7 @@ def _at_first(info: QueueInfo, rebalances: Sequence[Rebalance]) -> tuple[list[in
             continue
         maker = makers.get(number)
         if maker is None:
-            raise BrokenOffError(f"partition {number} is there beside its parents, and no rebalance is known that has made it")
+            raise BrokenOffError(f"partition {number} exists beside its parents, but no record of the rebalance that made it is left")
         if may_be_cancelled(maker):
             return sorted(found), number
         found.update(parent for parent in parents if parent not in there)
@@ -119,7 +121,7 @@ def _at_first(info: QueueInfo, rebalances: Sequence[Rebalance]) -> tuple[list[in
 
 
 def _further(first: int, info: QueueInfo, rebalances: Sequence[Rebalance]) -> tuple[list[int], int]:
-    """The same of those with higher numbers. They may have come and gone since, and have children."""
+    """The seeds among the partitions from number `first` on, which may be removed already, and the end of the known partitions."""
     there = {each.partition: each for each in info.partitions}
     makers, undone = _makers(rebalances), {number for each in rebalances for number in _undone(each)}
     end = max(first, max(there, default=-1) + 1)
@@ -132,7 +134,7 @@ def _further(first: int, info: QueueInfo, rebalances: Sequence[Rebalance]) -> tu
         maker = makers.get(number)
         if maker is None:
             if number in there:
-                raise BrokenOffError(f"no rebalance is remembered that has made partition {number}: what it comes after is not known")
+                raise BrokenOffError(f"no record is left of the rebalance that made partition {number}, so its parents are unknown")
             continue
         parents = next(new.parents for new in maker.plan.creates if new.partition == number)
         if not parents:
@@ -140,5 +142,5 @@ def _further(first: int, info: QueueInfo, rebalances: Sequence[Rebalance]) -> tu
         elif may_be_cancelled(maker):
             return found, number
         elif any(parent >= first and parent not in makers for parent in parents):
-            raise BrokenOffError(f"no rebalance is remembered that has made the parents of partition {number}")
+            raise BrokenOffError(f"no record is left of the rebalance that made the parents of partition {number}")
     return found, end

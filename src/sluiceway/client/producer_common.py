@@ -1,4 +1,4 @@
-"""What both producers have in common: what they are told, how an item is checked, and how a batch becomes a call and its end."""
+"""The code that both producers share: checks of options and items, and the call of a batch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
 
 MAX_BATCH_BYTES = 16 << 20
-"""Payloads of one batch. As base64 they are a third more, with all that goes along still less than a body may have."""
+"""Maximum payload bytes of a batch. base64 adds a third, and with all other fields the body stays below its limit."""
 
 _ITEM = re.compile(r"items\[(\d+)\]")
 
 
 def limits(linger: Duration, max_batch: int, max_bytes: int, max_in_flight: int, max_buffered: int) -> BatchLimits:
-    """Raises `invalid_request`, which names the option."""
+    """The checked limits of a producer. Raises `invalid_request`, which names the option."""
     for name, value, most in (
         ("max_batch", max_batch, MAX_ITEMS_JSON),
         ("max_bytes", max_bytes, MAX_BATCH_BYTES),
@@ -43,7 +43,7 @@ def checked_item(
     headers: Mapping[str, str] | None,
     enqueue_at: datetime | None,
 ) -> tuple[Item, int]:
-    """The item and its size. Raises `invalid_request` for what the server would refuse, so that no other item of a batch waits for it."""
+    """The item and its size in bytes. Raises `invalid_request` for an item that the server would refuse, before it joins a batch."""
     data = payload.encode() if isinstance(payload, str) else payload
     if not isinstance(data, bytes):
         raise invalid("payload", f"expected bytes or str, got {type(payload).__name__}")
@@ -66,7 +66,7 @@ def _measured(name: str, size: int, most: int) -> int:
 
 
 class Posting:
-    """How the batches of one producer are sent."""
+    """Builds the calls of a producer's batches, and decides what follows a failed one."""
 
     def __init__(self, queue_name: str, request_timeout: Duration | None, retry_for: float) -> None:
         self._queue_name = queue_name
@@ -74,14 +74,14 @@ class Posting:
         self.retry_for = retry_for
 
     def call(self, batch: Batch[Any]) -> Call[answers.Produced]:
-        """A call that can be repeated: it has a key of its own."""
+        """The produce call of a batch, with its own key so that it can be repeated."""
         key = generated_key(self.retry_for, self._request_timeout)
         return item_calls.produce(self._queue_name, batch.left, self._request_timeout, key)
 
     def failed(self, batch: Batch[Any], error: Exception) -> bool:
-        """The call has ended with that error. Whether the batch is to be sent again: without the one item that was refused."""
+        """The batch's call failed. Returns whether to send the batch again, without the item that the server refused."""
         if isinstance(error, CallError) and error.code == "invalid_request":
-            # Such a refusal depends on the item alone, so no attempt before it has stored anything.
+            # This refusal depends only on the item, so no earlier attempt has stored the batch.
             found = _ITEM.match(error.field or "")
             if found is not None and int(found[1]) < len(batch.left):
                 return batch.refuse(int(found[1]), error)
@@ -90,16 +90,16 @@ class Posting:
 
 
 def cut_off() -> SluicewayError:
-    return SluicewayError("outcome_unknown", "the producer was cut off while it sent this; the item may be stored or not")
+    return SluicewayError("outcome_unknown", "the producer was cancelled while it sent this item; it may or may not be stored")
 
 
 def closed() -> SluicewayError:
-    return SluicewayError("unavailable", "the producer is closed; make another")
+    return SluicewayError("unavailable", "the producer is closed; create another one")
 
 
 DELIVERY_RETRIES = 4
-"""How much longer a producer repeats its calls than a client does. A client's `retry_for` is as long as one attempt, so a batch in flight
-when a backend hangs would never get a second one."""
+"""A producer repeats its calls this many times as long as a client. A client's `retry_for` equals the duration of one attempt, so a batch
+in flight when a backend hangs would get no second attempt."""
 
 
 def patience(retry_for: Duration | None, default: float) -> float:

@@ -1,4 +1,4 @@
-"""What all calls have in common, without any I/O: how fields are written, how errors are read, when a call may be repeated."""
+"""The code that all calls share: encoding of fields, decoding of errors, and the rules for repeats. No I/O."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Duration = str | timedelta
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
 DEFAULT_REQUEST_TIMEOUT: Millis = 30_000
-"""What the server waits when a request does not say; the client's own patience follows it."""
+"""The server's default for `request_timeout`. The client's own timeout is derived from it."""
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
 
 class About(NamedTuple):
-    """What a call is about, as far as it matters for who should be asked. `takes`: a lease, which any instance may serve."""
+    """The subject of a call, from which its instance is chosen. `takes`: the call is a lease, which any instance may serve."""
 
     queue_name: str
     ids: Sequence[str] = ()
@@ -37,7 +37,7 @@ class About(NamedTuple):
     takes: bool = False
 
     def partitions(self) -> set[int | None]:
-        """Those of the ids, and the one that is named. None is for what is no id."""
+        """The partitions of the ids, and the named one. None stands for a malformed id."""
         found: set[int | None] = set() if self.partition is None else {self.partition}
         return found | {_partition_of(each) for each in self.ids}
 
@@ -63,7 +63,7 @@ class Call(Generic[T]):
     accept: str = JSON
     about: About | None = None
     rekey: Callable[[str], Call[T]] | None = None
-    """Of a call with a generated key: the same call under that other key."""
+    """Makes the same call with another key. Only for calls with a generated key."""
 
     def as_arrow(self, read: Callable[[bytes], S]) -> Call[S]:
         """The same request, answered as an Arrow stream."""
@@ -71,15 +71,15 @@ class Call(Generic[T]):
 
 
 def backoff(failures: int, roll: float) -> float:
-    """Seconds to wait after so many failures before this one, jittered by `roll` (0 to 1)."""
+    """Seconds to wait after a failure that follows `failures` others, jittered by `roll` (0 to 1)."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 20)) * (0.5 + roll / 2)
 
 
 class Repeats:
-    """Decides whether a failed attempt of one call is followed by another, and after which pause.
+    """Decides whether to repeat a failed call, and after what pause.
 
-    A refusal that may pass (nothing was done) is repeated for every call, an unknown outcome for repeatable calls only. A server that
-    says when to come back (`Retry-After`) is not asked before.
+    A temporary refusal (nothing was done) is repeated for every call, an unknown outcome only for repeatable calls. A `Retry-After` from
+    the server is obeyed.
     """
 
     def __init__(self, call: Call[T], retry_for: float, started: float) -> None:
@@ -90,7 +90,7 @@ class Repeats:
 
     def pause(self, error: CallError, now: float, roll: float) -> float:
         """Seconds until the next attempt, growing and jittered by `roll` (0 to 1). Raises the error that ends the call."""
-        # Jittered also beyond what the server asked for: it asked everybody.
+        # The jitter comes on top of the server's `Retry-After`, which many clients received at once.
         pause = (error.retry_after or 0) / 1000 + backoff(self._failures, roll)
         self._failures += 1
         may_repeat = error.retryable and (self._repeatable or not error.outcome_unknown)
@@ -100,14 +100,14 @@ class Repeats:
         return pause
 
     def next(self, call: Call[T], new_key: Callable[[], str]) -> Call[T]:
-        """What to send after the pause. Under another key, if that is the client's to choose and all attempts surely did nothing.
+        """The call to send after the pause. It gets a new key if the key is generated and no attempt can have taken effect.
 
-        A key is remembered by one partition, which may be away while others are there.
+        A key belongs to one partition, which may be unavailable while others are available.
         """
         return call if self._in_doubt or call.rekey is None else call.rekey(new_key())
 
     def _verdict(self, error: CallError) -> CallError:
-        # A last attempt that surely did nothing says nothing about an earlier one that may have been carried out.
+        # If the last attempt did nothing, an earlier one may still have taken effect.
         if not self._in_doubt or error.outcome_unknown:
             return error
         detail = f"{error.detail}; an earlier attempt of this call may have taken effect"
@@ -127,32 +127,32 @@ class _Problem(msgspec.Struct):
 
 
 def read_problem(status: int, body: bytes, wait: str | None = None) -> CallError:
-    """The error that an answer of that status stands for; an answer that is not a problem document came from something in between.
+    """The error for an answer with an HTTP error status. An answer that is not a problem document came from a proxy.
 
-    `wait` is its Retry-After. Seconds are understood, a date is not: the clocks may differ.
+    `wait` is the Retry-After header. Only seconds are supported: a date would depend on two clocks.
     """
     retry_after = int(wait) * 1000 if wait is not None and wait.isascii() and wait.isdigit() and len(wait) < 8 else None
     try:
         problem = msgspec.json.decode(body, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        where = f"the answer is HTTP {status} and not from a Sluiceway server"
+        where = f"the answer is HTTP {status}, not from a Sluiceway server"
         if status == 429:
-            return CallError("too_many_requests", f"{where}: something in between limits requests", retry_after=retry_after)
+            return CallError("too_many_requests", f"{where}: a proxy limits requests", retry_after=retry_after)
         if status in (502, 503, 504):
-            return CallError("outcome_unknown", f"{where}: something in between gave up", retry_after=retry_after)
-        return CallError("not_found", f"{where}: is the URL right?")
+            return CallError("outcome_unknown", f"{where}: a proxy gave up", retry_after=retry_after)
+        return CallError("not_found", f"{where}; check the URL")
     kind = ErrorKind(status, problem.retryable, problem.title)
     detail = problem.detail or problem.title
     return CallError(problem.code, detail, problem.field, problem.request_id, kind, problem.ignored, retry_after)
 
 
 def unreadable(reason: Exception) -> CallError:
-    """A success that cannot be read: what was asked for may be done, but not by a server that this client knows."""
+    """The error for an unreadable answer with a success status. The call may have taken effect."""
     kind = ErrorKind(200, False, KINDS["outcome_unknown"].title)
-    return CallError("outcome_unknown", f"the answer cannot be read ({reason}): is the URL that of a Sluiceway server?", kind=kind)
+    return CallError("outcome_unknown", f"the answer cannot be read ({reason}); check that the URL is a Sluiceway server's", kind=kind)
 
 
-# -- how fields are written -------------------------------------------------------------------------------------------
+# -- encoding of fields -----------------------------------------------------------------------------------------------
 
 
 def millis(duration: Duration, field: str) -> Millis:
@@ -174,7 +174,7 @@ def time_text(at: datetime | None, field: str) -> str | None:
 
 
 def given(**fields: object) -> dict[str, object]:
-    """The fields that were given: an absent field leaves the default to the server."""
+    """The fields that are not None. The server applies its default to an absent field."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

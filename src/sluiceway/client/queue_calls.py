@@ -1,4 +1,4 @@
-"""The calls on queues as a whole: how each is written."""
+"""Encoders of the calls on whole queues."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _settings(settings: Settings) -> dict[str, object]:
 
 def create_queue(queue_name: str, requested_partitions: int | None, settings: Settings) -> Call[answers.QueueInfo]:
     fields = given(queue_name=queue_name, requested_partitions=requested_partitions) | _settings(settings)
-    # Repeated after it took effect, it would find its own queue and call that a conflict.
+    # A repeat after a success would find the call's own queue and fail with a conflict.
     return call("/v1/queues.create", answers.QueueInfo, fields, repeatable=False)
 
 
 def update_queue(queue_name: str, version: int | None, settings: Settings) -> Call[answers.QueueInfo]:
     fields = given(queue_name=queue_name, version=version) | _settings(settings)
-    # Repeated after it took effect, a version would conflict with its own change.
+    # With a version, a repeat after a success would conflict with the call's own change.
     return call("/v1/queues.update", answers.QueueInfo, fields, repeatable=version is None)
 
 
@@ -38,7 +38,7 @@ def queue_info(queue_name: str) -> Call[answers.QueueInfo]:
 
 
 def delete_queue(queue_name: str, force: bool) -> Call[dict[str, object]]:
-    # Repeated after it took effect, it could delete a newer queue of the same name.
+    # A repeat after a success could delete a newer queue of the same name.
     return call("/v1/queues.delete", dict[str, object], {"queue_name": queue_name, "force": force}, repeatable=False)
 
 
@@ -48,7 +48,7 @@ def pause(queue_name: str, verbs: Iterable[Verb] | None, paused: bool) -> Call[a
 
 
 def clear(queue_name: str, ready: bool, scheduled: bool, request_timeout: Duration | None) -> Call[answers.Cleared]:
-    # Repeatable: a later clearing drops what an earlier one would have left, and the call was still under way when that arrived.
+    # Repeatable: a repeat may drop items that the first attempt left, but they arrived while the call was still running.
     fields = {"queue_name": queue_name, "ready": ready, "scheduled": scheduled}
     return call("/v1/queue.clear", answers.Cleared, fields, request_timeout=request_timeout)
 
@@ -63,7 +63,7 @@ def redrive(
     request_timeout: Duration | None,
 ) -> Call[answers.Redriven]:
     fields = given(queue_name=queue_name, target=target, limit=limit, reason=reason, source=source, dry_run=dry_run or None)
-    # Repeated after it took effect, it would send back up to `limit` others.
+    # A repeat after a success would redrive up to `limit` other items.
     return call("/v1/queue.redrive", answers.Redriven, fields, repeatable=dry_run, request_timeout=request_timeout)
 
 

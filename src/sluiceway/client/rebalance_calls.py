@@ -1,4 +1,4 @@
-"""The calls on rebalances and single partitions: how each is written."""
+"""Encoders of the calls on rebalances and single partitions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def plan_rebalance(queue_name: str, requested_partitions: int | None) -> Call[Re
 
 def rebalance(queue_name: str, requested_partitions: int | None, drain: Drain, rate: int | None, plan_id: str | None) -> Call[Rebalance]:
     fields = given(queue_name=queue_name, requested_partitions=requested_partitions, drain=drain, rate=rate, plan_id=plan_id)
-    # Repeated after it took effect, it would find its own rebalance open.
+    # A repeat after a success would fail, because the call's own rebalance is open.
     return call("/v1/queue.rebalance", Rebalance, fields, repeatable=False)
 
 
 def rebalance_many(match: str, requested_partitions: int | None, drain: Drain, rate: int | None) -> Call[RebalanceBatch]:
     fields = given(match=match, requested_partitions=requested_partitions, drain=drain, rate=rate)
-    # As above: it would leave out all queues, and the answer would not name what the first attempt began.
+    # A repeat after a success would leave out all queues, and its answer would not name the rebalances that the first attempt started.
     return call("/v1/queues.rebalance", RebalanceBatch, fields, repeatable=False)
 
 
@@ -37,7 +37,7 @@ def list_rebalances(queue_name: str | None, only_open: bool, pivot: str | None, 
 
 
 def cancel_rebalance(id: str) -> Call[Rebalance]:
-    # Repeated after it took effect, it could be refused for that.
+    # A repeat after a success could be refused, because the rebalance is already cancelled.
     return call("/v1/rebalances.cancel", Rebalance, {"id": id}, repeatable=False)
 
 

@@ -22,7 +22,7 @@ _FORMAT: Final = TraceContextTextMapPropagator()
 
 
 def trace_headers(headers: Mapping[str, str] | None = None) -> dict[str, str]:
-    """These headers of an item, and where it comes from: the current span. A `traceparent` among them stays as it is."""
+    """An item's `headers` with the current span's context added. An existing `traceparent` is kept."""
     found: dict[str, str] = {}
     _FORMAT.inject(found)
     return found | dict(headers or {})
@@ -30,7 +30,7 @@ def trace_headers(headers: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @contextmanager
 def processing(items: Iterable[LeasedItem], queue_name: str) -> Iterator[trace.Span]:
-    """A span for the work on these items, linked to where each of them comes from.
+    """A span for the handling of these items, linked to the span that produced each of them.
 
     Linked, not below: an item may wait for days, and is worked on again after a retry.
     """

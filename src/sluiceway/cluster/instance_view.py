@@ -82,7 +82,7 @@ class Instances:
         except StoreUnavailableError as error:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
         except MetaUnknownError as error:
-            raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+            raise SluicewayError("outcome_unknown", f"the meta store did not confirm the change: {error}") from error
         old, new = ({"strategy": each.strategy, **msgspec.structs.asdict(each.parameters)} for each in (before, after))
         changed = {name: {"from": old[name], "to": new[name]} for name in new if new[name] != old[name]}
         if changed and self._audit is not None:

@@ -78,7 +78,7 @@ class Following:
             look = self._begin()
             await asyncio.wait((look,), timeout=patience / 1000)
             if not look.done():
-                raise SluicewayError("unavailable", "the meta store did not say in time which partitions the queue has")
+                raise SluicewayError("unavailable", "the meta store did not return the queue's partitions in time")
             look.result()
 
     def _begin(self) -> asyncio.Task[None]:

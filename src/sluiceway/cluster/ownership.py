@@ -209,7 +209,7 @@ class Static:
                 return
 
     async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
-        raise invalid(next(iter(times), "strategy"), "this server is alone: it divides nothing with others, and has no such times")
+        raise invalid(next(iter(times), "strategy"), "this server is not part of a cluster, so it has no such parameter")
 
     async def leave(self) -> None:
         """Do nothing: there is no other instance to hand over to."""

@@ -119,7 +119,7 @@ def _refusal(address: str, status: int, said: bytes) -> Exception:
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
         problem = msgspec.json.decode(said, type=_Problem)
     if problem.code not in KINDS or status != KINDS[problem.code].status:
-        return PeerUnknownError(f"{address} answered HTTP {status}, and not as an instance of Sluiceway does")
+        return PeerUnknownError(f"{address} answered HTTP {status}; this is not an answer of a Sluiceway instance")
     if problem.code in _PASSED_ON:
         return SluicewayError(problem.code, problem.detail)
-    return PeerRefusedError(f"{address} did not take the request: {problem.detail}")
+    return PeerRefusedError(f"{address} refused the request: {problem.detail}")

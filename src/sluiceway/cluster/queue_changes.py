@@ -96,7 +96,7 @@ class QueueChanges:
 
     async def _create(self, spec: QueueSpec, by: Actor) -> tuple[QueueRecord, Stamp]:
         if spec.queue_name in self._catalog:
-            raise SluicewayError("queue_exists", f"there is a queue {spec.queue_name!r} already", "queue_name")
+            raise SluicewayError("queue_exists", f"queue {spec.queue_name!r} already exists", "queue_name")
         if spec.dead_queue is not None:
             self._check_dead_queue(spec.queue_name, spec.dead_queue)
         now = system.now()
@@ -193,7 +193,7 @@ class QueueChanges:
             return record, 0
         changed = msgspec.structs.replace(record, **patch.settings, version=record.version + 1, updated_at=system.now())
         if changed.lease_timeout > changed.max_lease_timeout:
-            raise invalid("lease_timeout", "it is more than max_lease_timeout")
+            raise invalid("lease_timeout", "longer than max_lease_timeout")
         if changed.dead_queue is not None and changed.dead_queue != record.dead_queue:
             self._check_dead_queue(queue_name, changed.dead_queue)
             self._check_no_chain(queue_name)
@@ -244,7 +244,7 @@ class QueueChanges:
                     with contextlib.suppress(SluicewayError):
                         await self._catalog.follow()
                 raise
-        raise SluicewayError("version_conflict", "other processes change the queues all the time; try again", "version")
+        raise SluicewayError("version_conflict", "other processes keep changing the queues; try again", "version")
 
     async def follow(self) -> None:
         """Update the catalog if other instances may have changed queues. Raises `unavailable`."""
@@ -357,7 +357,7 @@ class QueueChanges:
                 await self._backends.openings.forget(list(refs))
                 await self._meta.commit(deletes=(key,))
             except MetaUnknownError as error:
-                raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+                raise SluicewayError("outcome_unknown", f"the meta store did not confirm the change: {error}") from error
         return not left
 
 
@@ -367,16 +367,16 @@ def _check_empty(record: QueueRecord, left: Sequence[Left | SluicewayError]) -> 
     found = [each for each in left if isinstance(each, Left)]
     for each in found:
         if each.sender is not None:
-            text = "items of queue {other} are, or may be, on their way there; delete with force to lose them"
+            text = "items of queue {other} are, or may be, on their way to it; wait until they arrive, or pass force to delete it"
             raise OtherQueueError("queue_in_use", text, each.sender, "force")
     items = sum(each.items for each in found)
     if items:
-        raise SluicewayError("queue_not_empty", f"queue {name!r} still has {items} items; delete with force to lose them", "force")
+        raise SluicewayError("queue_not_empty", f"queue {name!r} has {items} items; pass force to delete them with the queue", "force")
     closed = {each.unopened for each in found if each.unopened is not None}
     closed |= {each.partition for each in record.partitions} - {number for each in found for number in each.partitions}
     if closed or len(found) < len(left):
         which = f"partition {min(closed)} of queue {name!r} is not open" if closed else "an instance does not answer"
-        raise SluicewayError("queue_not_empty", f"{which}, so nobody knows what it has; delete with force to lose it", "force")
+        raise SluicewayError("queue_not_empty", f"{which}, so the items cannot be counted; pass force to delete the queue", "force")
 
 
 def incarnation_of(key: str) -> str:

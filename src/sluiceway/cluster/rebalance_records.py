@@ -133,7 +133,7 @@ class RebalanceRecords:
                 return await self._catalog.put(change.record, puts, writes)
             return await self._meta.commit(writes.checks, writes.unchanged, {**writes.puts, **puts}, writes.deletes)
         except MetaUnknownError as error:
-            raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+            raise SluicewayError("outcome_unknown", f"the meta store did not confirm the change: {error}") from error
         except ConflictError:
             if await self._has_changed(checks) or change.record is None:
                 raise StaleError from None
@@ -160,7 +160,7 @@ class RebalanceRecords:
         try:
             await self._meta.commit(dict.fromkeys(keys), puts=puts)
         except (MetaUnknownError, ConflictError) as error:
-            raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+            raise SluicewayError("outcome_unknown", f"the meta store did not confirm the change: {error}") from error
 
     async def trim_now_and_then(self) -> None:
         """Remove the oldest ended rebalances beyond MAX_ENDED_REBALANCES, every TRIM_EVERY calls. The next trim repeats a failed one."""

@@ -219,7 +219,7 @@ class Leasing:
                 async with asyncio.timeout((patience + GRACE) / 1000):
                     await key.lock.acquire()
             except TimeoutError:
-                raise SluicewayError("unavailable", "another call with this lease_key is under way; try again") from None
+                raise SluicewayError("unavailable", "another call with this lease_key is in progress; try again") from None
             try:
                 yield
             finally:
@@ -253,5 +253,5 @@ class Leasing:
         except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
             raise plain(error) from error
         if not leased.leases:
-            raise SluicewayError("unavailable", "the leases of this key are on their way to another instance, or have just run out")
+            raise SluicewayError("unavailable", "the leases of this key are moving to another instance, or have just run out; try again")
         return leased

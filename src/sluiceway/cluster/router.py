@@ -93,7 +93,7 @@ class Router:
         """Return this instance's share of exactly that queue; it has the current record. Raises queue_not_found."""
         share = self._shares(record.queue_name)
         if share.record.incarnation != record.incarnation:
-            raise SluicewayError("queue_not_found", f"queue {record.queue_name!r} was deleted, and made anew", "queue_name")
+            raise SluicewayError("queue_not_found", f"queue {record.queue_name!r} was deleted and created again", "queue_name")
         return share
 
     async def know(self, record: QueueRecord, numbers: Iterable[int], patience: Millis = LOOK_TIMEOUT) -> None:
@@ -165,7 +165,7 @@ class Router:
                 number = place()
             try:
                 if number == MOVING:
-                    raise SluicewayError("unavailable", "the memory of the queue's idempotency keys is on its way to other partitions")
+                    raise SluicewayError("unavailable", "the queue's idempotency keys are moving to other partitions; try again")
                 if not await self._is_there(record, number, max(1, deadline - system.now())):
                     raise no_partition(self.share(record).record, number)
                 asking = self.ask(record, self.owner(record, number), timed(request, deadline), payload)
@@ -202,7 +202,7 @@ class Router:
                 await asyncio.wait((asked, changed), return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
                 if not asked.done() and self.owner(record, number) != owner:
-                    raise PeerUnknownError("it owns the partition no more")
+                    raise PeerUnknownError("it no longer owns the partition")
             return asked.result()
         finally:
             asked.cancel()
@@ -304,7 +304,7 @@ class Router:
                 self.look()
                 await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
             if system.now() >= deadline and not self.share(record).numbers.isdisjoint(left):
-                raise SluicewayError("unavailable", f"nobody serves partition {left[0]}; what the call asks of others is done")
+                raise SluicewayError("unavailable", f"partition {left[0]} has no owner; the call took effect in the other partitions")
         return total
 
     async def _pass_over(self, record: QueueRecord, request: Part, numbers: list[int], total: Summed, deadline: Millis) -> list[int]:

@@ -74,7 +74,7 @@ def _read_backoff(given: Backoff, name: str) -> RetryBackoff:
     first = check_duration(given.first, f"{name}.first", 1, MAX_SCHEDULE)
     most = check_duration(given.most, f"{name}.most", 1, MAX_SCHEDULE)
     if first > most:
-        raise invalid(f"{name}.first", f"{given.first!r} is longer than most, which is {given.most!r}")
+        raise invalid(f"{name}.first", f"{given.first!r} is longer than `most`, which is {given.most!r}")
     return RetryBackoff(first, most)
 
 

@@ -181,7 +181,7 @@ class ApiKeys:
         while True:
             view = await self._view()
             if len(view.entries) >= MAX_API_KEYS:
-                raise SluicewayError("invalid_request", f"there are {MAX_API_KEYS:,} API keys, which is the most; revoke some first")
+                raise SluicewayError("invalid_request", f"there are {MAX_API_KEYS:,} API keys, which is the maximum; revoke some first")
             key = ApiKey(
                 system.new_incarnation(),
                 spec.name,
@@ -211,7 +211,7 @@ class ApiKeys:
         while True:
             found = (await self._view()).entries.get(where)
             if found is None:
-                raise SluicewayError("key_not_found", f"there is no API key {key_id[:64]!r}; keys.list has those that there are", "key_id")
+                raise SluicewayError("key_not_found", f"there is no API key {key_id[:64]!r}; list the keys with keys.list", "key_id")
             names = [key.name for key in _readable({where: found})]
             entry, note = self._audit.entry("keys.revoke", by, detail={"key_id": key_id, "name": "".join(names)})
             if await self._commit({where: found.stamp}, {}, {entry: note}, (where,)):
@@ -237,7 +237,7 @@ class ApiKeys:
         except ConflictError:
             return False
         except MetaUnknownError as error:
-            detail = f"the meta store did not say whether it took the change: {error}; keys.list shows it"
+            detail = f"the meta store did not confirm the change: {error}; keys.list shows it"
             raise SluicewayError("outcome_unknown", detail) from error
         # The commit is done; if this read fails, the next poll shows it.
         with contextlib.suppress(StoreUnavailableError):

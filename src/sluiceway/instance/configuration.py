@@ -295,7 +295,7 @@ def _secret(key: Key, name: str, text: str, given: _Given, environment: Mapping[
     if secret is not None:
         return secret
     if key.form == "secret":
-        raise invalid(name, f"a secret does not stand here itself; say where it is: env:NAME or file:PATH ({given.origin})")
+        raise invalid(name, f"expected env:NAME or file:PATH that holds the secret, not the secret itself ({given.origin})")
     return text
 
 
@@ -333,7 +333,7 @@ def _check_cluster(configuration: Configuration) -> None:
         raise invalid("cluster.advertise", f"required: {why}")
     if configuration.is_clustered and any(isinstance(each, MemoryBackend) for each in configuration.backends.values()):
         field = "cluster.meta" if cluster.meta else "server.workers"
-        raise invalid(field, "memory backends are of one process alone; use sqlite or postgres, or one server without a cluster")
+        raise invalid(field, "a memory backend belongs to one process; use sqlite or postgres, or a single server without a cluster")
 
 
 def _check_times(times: Mapping[str, Millis]) -> None:
@@ -357,9 +357,9 @@ def _check_advertise(cluster: ClusterSettings, workers: int) -> None:
     if parts.scheme not in ("http", "https") or not host or parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
         raise invalid(field, f"{shown} is not a URL such as http://HOST:PORT, with nothing after it")
     if is_any(host):
-        raise invalid(field, f"{host} is no address that others can call; say the name or the address of this machine")
+        raise invalid(field, f"{host} is not an address that other instances can reach; give this machine's name or address")
     if workers > 1 and port is not None:
-        raise invalid(field, f"each of {workers} workers has a port of its own; say the URL without one, such as {parts.scheme}://{host}")
+        raise invalid(field, f"each of {workers} workers has its own port; give the URL without a port, such as {parts.scheme}://{host}")
 
 
 def is_any(host: str) -> bool:

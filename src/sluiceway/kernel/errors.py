@@ -11,10 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """One row of the table. `retryable` promises that the same call, repeated, is safe and may succeed.
+    """One row of the table of errors. `retryable` promises that a repeat of the same call is safe and may succeed.
 
-    `title` is the meaning of the code, `when` the circumstances and what was done, `advice` the next step. The last two appear only in the
-    documentation; a client has none of them for a code that only a newer server knows.
+    `title` is the meaning of the code, `when` the cause and what was done, `advice` the next step. `when` and `advice` appear only in the
+    documentation. A client that receives an unknown code from a newer server has neither.
     """
 
     status: int
@@ -28,276 +28,278 @@ KINDS: dict[str, ErrorKind] = {
     "invalid_request": ErrorKind(
         400,
         False,
-        "A field of the request is missing, unknown or out of range",
-        "A field is misspelt, missing, of the wrong type or beyond a limit, or two fields do not go together. Nothing was done.",
-        "Read `detail` and `field`: they name the field and what was expected. Correct the request; the same one will always be refused.",
+        "A field of the request is missing, unknown or invalid",
+        "A field is misspelt, missing, of the wrong type or out of range, or two fields exclude each other. Nothing was done.",
+        "Read `field` and `detail`: they name the field and what was expected. Correct the request. The same request will always fail.",
     ),
     "invalid_body": ErrorKind(
         400,
         False,
-        "The body is not what its content type says",
-        "The body is empty, cut off, no JSON object or no sound Arrow stream, or it took too long to arrive. Nothing was done.",
-        "Check what your client sends, and that the content type is that of the body. Send Arrow uncompressed, and send a large body "
-        "in smaller calls.",
+        "The body does not match its content type",
+        "The body is empty, cut off, not a JSON object or not a valid Arrow stream, or it took too long to arrive. Nothing was done.",
+        "Check what your client sends, and that the content type matches the body. Send Arrow uncompressed. Split a large body into "
+        "several calls.",
     ),
     "too_many_items": ErrorKind(
         400,
         False,
         "The request has more items than one call may carry",
-        "The call carries more items or ids than its limit, which `detail` names. Nothing was done.",
-        "Send them in several calls, or as Arrow where the call takes it.",
+        "The call has more items or ids than its limit, which `detail` names. Nothing was done.",
+        "Split the items into several calls, or send Arrow if the call accepts it.",
     ),
     "unauthenticated": ErrorKind(
         401,
         False,
         "The request has no API key, or one that is unknown, expired or revoked",
-        "The server asks for API keys, and the request had none that it knows. The body was not read.",
-        "Send `Authorization: Bearer slw_…`; clients take the key from SLUICEWAY_API_KEY. If the key was revoked or has expired, ask "
-        "an administrator for another.",
+        "Authentication is on, and the request has no valid API key. The body was not read.",
+        "Send `Authorization: Bearer slw_…`. Clients read the key from SLUICEWAY_API_KEY. If the key has expired or was revoked, ask an "
+        "administrator for a new one.",
     ),
     "forbidden": ErrorKind(
         403,
         False,
-        "The API key has no scope for this",
-        "The key is good, but none of its scopes is for this action on this queue. Whether there is such a queue is not said.",
-        "Use a key with the scope that `detail` names, or ask an administrator for one: scopes are given when a key is created.",
+        "The API key has no scope for this call",
+        "The API key is valid, but none of its scopes allows this action on this queue. The error does not say whether the queue exists.",
+        "Use a key with the scope that `detail` names, or ask an administrator for one. The scopes of a key are set when it is created.",
     ),
     "not_found": ErrorKind(
         404,
         False,
-        "There is no such endpoint",
-        "The path is not one of the API's, or not one of the listener's that was asked.",
-        "Check the path: `/docs` lists them all. Administration may be on another port (`admin_listen`).",
+        "The endpoint does not exist",
+        "The path is not part of the API, or not served on this port.",
+        "Check the path. `/docs` lists them all. Administration may be on another port (`admin_listen`).",
     ),
     "queue_not_found": ErrorKind(
         404,
         False,
-        "There is no queue of that name",
-        "No queue has that name (any more), or the queue that items are to be sent to is missing.",
+        "The queue does not exist",
+        "No queue has this name, or the queue was deleted, or the target queue of the items is missing.",
         "Check the name with `queues.list`, or create the queue.",
     ),
     "lease_not_found": ErrorKind(
         404,
         False,
-        "The lease is closed, has expired, or never existed",
+        "The lease is closed, has run out, or never existed",
         "The lease was completed or released, ran out, or belongs to another queue.",
-        "Lease again: what was left in it is served under other ids. If leases run out in mid-work, extend them, or ask for a longer "
-        "`lease_timeout`.",
+        "Lease again. Unsettled items of the lease are served again under new ids. If leases run out during the work, extend them, or set "
+        "a longer `lease_timeout`.",
     ),
     "key_not_found": ErrorKind(
         404,
         False,
-        "There is no API key of that id",
-        "The id is that of no API key; it may have been revoked already.",
-        "Look for it with `keys.list`. The id is the part between the first and the second underscore of the key.",
+        "The API key does not exist",
+        "No API key has this id. The key may already be revoked.",
+        "Find the id with `keys.list`. It is the part of the key between the first and the second underscore.",
     ),
     "rebalance_not_found": ErrorKind(
         404,
         False,
-        "There is no rebalance of that id",
-        "The id is that of no rebalance, or of one that ended so long ago that it is not kept any more.",
-        "Look for it with `rebalances.list`. `audit.list` may know longer what became of it.",
+        "The rebalance does not exist",
+        "No rebalance has this id, or it ended so long ago that its record was removed.",
+        "Find the id with `rebalances.list`. `audit.list` keeps the outcome for longer.",
     ),
     "capture_not_found": ErrorKind(
         404,
         False,
-        "There is no capture of that name",
-        "No capture of that name was ever begun in the meta store of the server that was asked, or it was forgotten.",
-        "Look for it with `tasks.list`. A server knows those whose `--meta` is its own meta store; of any other one `sluiceway tasks list "
-        "--meta URL` shows them.",
+        "The capture does not exist",
+        "The server's meta store has no capture of this name. It was never started there, or it was forgotten.",
+        "Check the name with `tasks.list`. A server shows the captures in its own meta store. For another one, run `sluiceway tasks list "
+        "--meta URL`.",
     ),
     "method_not_allowed": ErrorKind(
         405,
         False,
-        "The endpoint takes another HTTP method",
+        "The endpoint requires another HTTP method",
         "A call was not a `POST`, or a page not a `GET`.",
         "Use the method in the answer's `Allow` header.",
     ),
     "snapshot_gone": ErrorKind(
         409,
         False,
-        "The snapshot that is being read is not there any more",
-        "A page of `queue.browse` was asked for too long after the one before it, or an hour after the first; or the partition was opened "
-        "anew, or went to another instance.",
-        "Begin anew without a `cursor`, and drop what was read of that partition: it may be different now.",
+        "The snapshot of this browse no longer exists",
+        "The next page of `queue.browse` was requested too long after the last one, or an hour after the first. Or the partition was "
+        "reopened or moved to another instance.",
+        "Start again without a `cursor`. Discard the pages read so far: the partition may have changed.",
     ),
     "queue_exists": ErrorKind(
         409,
         False,
-        "There is a queue of that name already",
-        "`queues.create` names a queue that is there.",
-        "Choose another name, or change the queue that is there with `queues.update`.",
+        "The queue already exists",
+        "`queues.create` was called with the name of an existing queue. Nothing was changed.",
+        "Choose another name, or change the existing queue with `queues.update`.",
     ),
     "queue_not_empty": ErrorKind(
         409,
         False,
         "The queue still has items",
-        "`queues.delete` without `force`, while items are left or a partition is closed, so that nobody knows. Nothing was deleted.",
-        "Drain or clear the queue first. With `force` it is deleted, and its items are lost.",
+        "`queues.delete` was called without `force`, and the queue has items, or a partition is closed and its items cannot be counted. "
+        "Nothing was deleted.",
+        "Drain or clear the queue first. Or pass `force`: it deletes the queue and its items.",
     ),
     "queue_in_use": ErrorKind(
         409,
         False,
-        "Another queue names this one as its dead queue, or has items on their way to it",
-        "`queues.delete` on the dead queue of another queue, or on one to which items are on their way. Nothing was deleted.",
-        "Give the other queue another `dead_queue`, or null; or wait until the items have arrived. `detail` says which it is.",
+        "The queue is another queue's dead queue, or items are on their way to it",
+        "`queues.delete` was called for another queue's dead queue, or for a queue that items are being moved to. Nothing was deleted.",
+        "Read `detail` for the reason. Set the other queue's `dead_queue` to another queue or null, or wait until the items have arrived.",
     ),
     "key_conflict": ErrorKind(
         409,
         False,
-        "The idempotency key was used for another body",
-        "A produce had been made with this idempotency key and other items. Nothing was added.",
-        "Take a new key for new items. If the items should have been the same, find out why they are not: the key is kept for its window.",
+        "The idempotency key was already used for other items",
+        "An earlier produce used this idempotency key with other items. Nothing was added.",
+        "Use a new key for new items. If the items should be the same, find out why they differ. The key is remembered for its window.",
     ),
     "version_conflict": ErrorKind(
         409,
         False,
-        "The queue's settings were changed in the meantime",
-        "The `version` of the call is not the queue's, or another process changed the queue at the same moment. Nothing was changed.",
+        "The queue was changed in the meantime",
+        "The call's `version` is not the queue's version, or another process changed the queue at the same moment. Nothing was changed.",
         "Read the queue with `queues.info`, decide again, and repeat with its version.",
     ),
     "rebalance_open": ErrorKind(
         409,
         False,
-        "The queue is being rebalanced already",
-        "A queue has one rebalance at a time, and this one's, which `detail` names, has not ended; or a rebalance has just made the "
-        "partition that the call names, or is about to remove it. Nothing was changed.",
-        "Follow it with `rebalances.get`. Wait until it has ended, or cancel it with `rebalances.cancel`.",
+        "The queue already has an open rebalance",
+        "A queue has one rebalance at a time. The one that `detail` names has not ended, or it creates or drains the call's partition. "
+        "Nothing was changed.",
+        "Follow the rebalance with `rebalances.get`. Wait until it ends, or cancel it with `rebalances.cancel`.",
     ),
     "plan_changed": ErrorKind(
         409,
         False,
-        "The plan of the rebalance is another one now",
-        "The `plan_id` of the call is not that of what a rebalance would do now: partitions, backends or affinities have changed since it "
-        "was shown. Nothing was changed.",
-        "Have it shown again with `rebalances.plan`, and repeat with its `plan_id`.",
+        "The rebalance plan has changed",
+        "The call's `plan_id` does not match the current plan. Partitions, backends or affinities have changed since the plan was shown. "
+        "Nothing was changed.",
+        "Get the new plan with `rebalances.plan`, and repeat with its `plan_id`.",
     ),
     "nothing_to_rebalance": ErrorKind(
         409,
         False,
-        "The queue's partitions are as they are wanted already",
-        "It has as many as the call asks for, divided among the backends as their affinities say. Nothing was changed.",
-        "There is nothing to do. If another division was expected, look at `partition_affinity` of the backends with `backends.list`.",
+        "The queue already has the requested partitions",
+        "The queue has the requested number of partitions, placed on the backends according to their affinities. Nothing was changed.",
+        "No action is needed. If you expected another placement, check `partition_affinity` with `backends.list`.",
     ),
     "not_cancellable": ErrorKind(
         409,
         False,
-        "The rebalance cannot be cancelled any more",
-        "It has ended, is being cancelled, has removed a partition, or is of a queue that keeps its order and uses its new partition. "
-        "`detail` says which. It goes on as it was.",
-        "Let it end. Then another rebalance can bring back what is wanted.",
+        "The rebalance can no longer be cancelled",
+        "The rebalance has ended, is already being cancelled, has removed a partition, or belongs to an ordered queue that already uses "
+        "its new partition. `detail` names the reason. The rebalance continues.",
+        "Wait until it ends. Then start another rebalance to the partitions that you want.",
     ),
     "stale_ids": ErrorKind(
         409,
         False,
-        "Some of the ids are not leased (any more), or not by this client",
-        "A `strict` call named ids that were settled before, whose lease ran out, or that another client has. All others are settled.",
-        "Look at `ignored`: it says what is known of each. What ran out is served again under another id, so its work may be done twice.",
+        "Some of the ids are not leased, or not leased by this client",
+        "A `strict` call named items that are already settled, whose lease ran out, or that another client has leased. All other items "
+        "are settled.",
+        "Read `ignored` for the reason of each id. Items whose lease ran out are served again under new ids, so work may be repeated.",
     ),
     "stale_sequence": ErrorKind(
         409,
         False,
-        "The idempotency group has moved on to a later sequence",
-        "A produce came with a lower `idempotency_sequence` than its group has had. Nothing was added.",
-        "Another writer of that group has moved on, or the order was lost. Let one writer at a time use a group, and let its "
-        "sequence never fall.",
+        "The idempotency group already has a later sequence",
+        "The produce has a lower `idempotency_sequence` than its group. Nothing was added.",
+        "Another writer uses the same group, or the writer lost its place. Let one writer at a time use a group, and never lower the "
+        "sequence.",
     ),
     "restart_required": ErrorKind(
         409,
         False,
-        "The configuration has changes that take effect only at a restart; nothing was applied",
-        "A reload found changes that cannot be made while the server runs. Nothing was applied, also not the rest.",
-        "Restart the server, or take back the changes that `detail` names and reload.",
+        "Some configuration changes need a restart; nothing was applied",
+        "A reload found changes that cannot be applied to a running server. None of the changes was applied.",
+        "Restart the server. Or revert the changes that `detail` names, and reload.",
     ),
     "body_too_large": ErrorKind(
         413,
         False,
-        "The body is larger than the server takes",
-        "The body is larger than this call may have. It was not read to its end, and the connection is closed.",
-        "Send less in one call. Put payloads over 8 MiB into an object store, and a reference into the queue.",
+        "The body is larger than the server accepts",
+        "The body is larger than this call's limit. The server did not read all of it, and closed the connection.",
+        "Send less in one call. Put payloads over 8 MiB into an object store, and send references to them.",
     ),
     "unsupported_media_type": ErrorKind(
         415,
         False,
-        "The endpoint does not take that content type",
-        "The content type is missing or not one that the call takes, or the body is compressed.",
-        "Send `Content-Type: application/json`, or one of those that `detail` names, and no `Content-Encoding`.",
+        "The endpoint does not accept this content type",
+        "The content type is missing or not accepted by this call, or the body is compressed.",
+        "Send `Content-Type: application/json`, or a type that `detail` names, and no `Content-Encoding`.",
     ),
     "not_here": ErrorKind(
         421,
         True,
-        "Another instance has that partition; nothing was done",
-        "Instances of a cluster tell it each other while partitions move between them. The one that was asked does not have a partition "
-        "that the request names, and did nothing; the one that asked looks for its owner anew. Clients are not told it.",
-        "Repeat it. If a client is told it again and again, ask `/readyz` of each instance what it serves, and report it.",
+        "Another instance owns the partition; nothing was done",
+        "The instances of a cluster send this error to each other while partitions move. The called instance does not own the partition. "
+        "The calling one looks up the new owner. Clients do not receive this error.",
+        "Repeat the call. If a client receives this error repeatedly, compare `/readyz` of all instances, and report a bug.",
     ),
     "too_many_requests": ErrorKind(
         429,
         True,
-        "A limit is reached for now",
-        "The server holds as many requests, bodies or keys as it may. Nothing was done.",
-        "Wait, longer each time, and repeat. If it goes on, use fewer connections, or more partitions.",
+        "A limit of the server is reached for now",
+        "The server holds its maximum of requests, bodies or keys. Nothing was done.",
+        "Wait and repeat, with growing pauses. If the error persists, use fewer connections or more partitions.",
     ),
     "rate_limited": ErrorKind(
         429,
         True,
-        "The API key has used up its rate; the answer's Retry-After says how long to wait",
+        "The API key has reached its rate limit; Retry-After says how long to wait",
         "The key's requests or bytes per second are used up. Nothing was done.",
-        "Wait for the seconds in `Retry-After`, and repeat. If it goes on, ask for a higher rate for the key.",
+        "Wait for the seconds in `Retry-After`, and repeat. If the error persists, ask an administrator for a key with a higher rate.",
     ),
     "internal": ErrorKind(
         500,
         False,
-        "The server made a mistake",
-        "A mistake of ours. Whether the call took effect is not known.",
-        "Look into the server's log for the `request_id`, and report it. If a produce must be repeated, keep its idempotency key.",
+        "Internal error of the server",
+        "The server has a bug. The call may or may not have taken effect.",
+        "Search the server's log for the `request_id`, and report the bug. To repeat a produce, use the same idempotency key.",
     ),
     "unavailable": ErrorKind(
         503,
         True,
-        "Nothing was done: no partition could take the request in time",
-        "Every partition that could take it is closed or busy until `request_timeout`, or the server stops. Nothing was done.",
-        "Repeat it, longer apart each time. `/readyz` says what does not serve; look at the disk or the database that it names.",
+        "No partition could take the request in time; nothing was done",
+        "Until `request_timeout`, every possible partition was closed or busy, or the server is stopping. Nothing was done.",
+        "Repeat, with growing pauses. `/readyz` names what is not working. Check the disk or the database that it names.",
     ),
     "storage_full": ErrorKind(
         503,
         True,
-        "The disk is full: nothing may be added",
-        "The disk of every partition that could take the items has less room left than is kept for settling, clearing and deleting. "
-        "Nothing was added.",
-        "Complete, clear or delete items, or make room on the disk, and repeat it. `/readyz` says how much is left; `disk_reserve` in "
-        "the configuration is what is kept.",
+        "The disk is full; nothing was added",
+        "The disks of all possible partitions have less free space than the reserve, which is kept for settling, clearing and deleting "
+        "items. Nothing was added.",
+        "Complete, clear or delete items, or free disk space. Then repeat. `/readyz` shows the free space. The setting `disk_reserve` is "
+        "the reserve.",
     ),
     "queue_paused": ErrorKind(
         503,
         True,
-        "The queue is paused for this verb",
-        "Someone has paused the queue for this. Nothing was done.",
-        "Wait until it is resumed (`queue.resume`), and repeat.",
+        "The queue is paused",
+        "The queue, or the partition of the call, is paused for this verb. Nothing was done.",
+        "Resume the queue (`queue.resume`) or wait until it is resumed. Then repeat.",
     ),
     "partition_damaged": ErrorKind(
         503,
         False,
         "Stored data of a partition failed its checksum; the partition is stopped",
-        "What is stored for the partition is not what was written. It serves no more, so that nothing wrong is given out; other "
-        "partitions go on.",
-        "Look at the disk and at the server's log, and restore the partition from a copy. Repeating does not help.",
+        "The stored data of the partition is not what was written. The server stopped the partition so that it serves no wrong data. Other "
+        "partitions are not affected.",
+        "Check the disk and the server's log, and restore the partition from a backup. Repeating the call does not help.",
     ),
     "outcome_unknown": ErrorKind(
         504,
         True,
         "The request may or may not have taken effect",
         "The time was up, or the storage did not answer, while the change was being written.",
-        "Repeat it. Completing, retrying, releasing and extending are safe to repeat; a produce is with the same idempotency key, a "
-        "lease with the same `lease_key`.",
+        "Repeat the call. Complete, retry, release and extend are safe to repeat. A produce is safe with the same idempotency key, a lease "
+        "with the same `lease_key`.",
     ),
 }
 
 
 class SluicewayError(Exception):
-    """An operation that was *refused* or ended *unknown*, with advice.
+    """An operation that was *refused* or whose outcome is *unknown*.
 
-    `code` is a key of `KINDS`; `field` names the offending field of the request, if there is one.
+    `code` is a key of `KINDS`. `detail` says what happened and what to do. `field` names the invalid field of the request, if there is one.
     """
 
     def __init__(self, code: str, detail: str, field: str | None = None) -> None:
@@ -320,7 +322,7 @@ class SluicewayError(Exception):
 
 
 class RateLimitedError(SluicewayError):
-    """The key's rate is exceeded; the same request is accepted after `retry_after` milliseconds."""
+    """The API key's rate limit is exceeded. The same request is accepted after `retry_after` milliseconds."""
 
     def __init__(self, detail: str, retry_after: int) -> None:
         super().__init__("rate_limited", detail)
@@ -331,9 +333,9 @@ class RateLimitedError(SluicewayError):
 
 
 class OtherQueueError(SluicewayError):
-    """Refused because of another queue than the one named in the request. `detail` is `text` with that queue's name for `{other}`.
+    """A request that was refused because of another queue than its own. `detail` is `text` with that queue's name for `{other}`.
 
-    A caller that may not read that queue gets `anonymous` instead.
+    A caller whose key may not read that queue gets the error of `anonymous` instead.
     """
 
     def __init__(self, code: str, text: str, other: str, field: str) -> None:
@@ -349,5 +351,5 @@ class OtherQueueError(SluicewayError):
 
 
 def invalid(field: str, detail: str) -> SluicewayError:
-    """The most common refusal: `field` is wrong, and `detail` says what was expected."""
+    """The error `invalid_request` for the field `field`. `detail` says what was expected."""
     return SluicewayError("invalid_request", f"{field}: {detail}", field)

@@ -14,7 +14,7 @@ def named(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     known = {name.lower(): name for name in names}
     for key in options:
         if key.lower() not in known:
-            raise unknown(key, names) or invalid(key, f"there is no such option; there are {', '.join(names)}")
+            raise unknown(key, names) or invalid(key, f"unknown option; expected one of {', '.join(names)}")
     return {known[key.lower()]: value for key, value in options.items()}
 
 
@@ -22,7 +22,7 @@ def unknown(key: str, names: Sequence[str], likeness: float = 0.6) -> SluicewayE
     """The error for an unknown option that resembles one of `names`; None if it resembles none."""
     known = {name.lower(): name for name in names}
     near = get_close_matches(key.lower(), list(known), n=1, cutoff=likeness)
-    return invalid(key, f"there is no such option; did you mean {known[near[0]]}?") if near else None
+    return invalid(key, f"unknown option; did you mean {known[near[0]]}?") if near else None
 
 
 def get(options: Mapping[str, str], name: str) -> str | None:

@@ -231,7 +231,7 @@ class Backend:
             self._failed(ref, error)
             raise
         else:
-            reason = StoreUnavailableError("a commit ended unknown")
+            reason = StoreUnavailableError("a commit had an unknown outcome")
         if outcome is Outcome.DONE:
             if ref in self._seen:
                 self._seen[ref] = Least(fence, changes.txn)

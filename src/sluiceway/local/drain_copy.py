@@ -60,7 +60,7 @@ async def hand_over_keys(driver: QueueDriver, request: HandOverKeys) -> int:
     for name, data in given.items():
         homes.setdefault(home_of_name(driver.record, name[1:]), {})[name] = data
     if MOVING in homes:
-        raise SluicewayError("unavailable", "the memory of the queue's idempotency keys is on its way to other partitions")
+        raise SluicewayError("unavailable", "the queue's idempotency keys are moving to other partitions; try again")
     for home, keys in homes.items():
         await driver.ask_owner(home, NoteKeys(home, keys, max(1, deadline - system.now())))
     await driver.ask(ForgetAnswers(request.partition, tuple(given), request.cursor, max(1, deadline - system.now())))

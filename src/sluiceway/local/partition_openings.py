@@ -181,7 +181,7 @@ class Openings:
                 if not waiting.future.done():
                     waiting.future.set_result(found[key])
             return
-        raise StoreUnavailableError(f"{MAX_TRIES} times another instance came between")
+        raise StoreUnavailableError(f"another instance interfered {MAX_TRIES} times")
 
 
 @contextlib.contextmanager
@@ -191,7 +191,7 @@ def _translated() -> Iterator[None]:
     except TimeoutError:
         raise OpeningsError(f"the meta store did not answer within {PATIENCE} ms") from None
     except (StoreUnavailableError, MetaUnknownError) as error:
-        raise OpeningsError(f"the meta store does not say what is stored: {error}") from error
+        raise OpeningsError(f"the meta store did not return the storage record: {error}") from error
 
 
 def _fail(those: Iterable[_Waiting], error: Exception) -> None:

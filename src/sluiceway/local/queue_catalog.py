@@ -142,4 +142,4 @@ class Catalog:
         try:
             return await self._meta.commit(writes.checks, {**writes.unchanged, QUEUE: self.stamp}, writes.puts, writes.deletes)
         except MetaUnknownError as error:
-            raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+            raise SluicewayError("outcome_unknown", f"the meta store did not confirm the change: {error}") from error

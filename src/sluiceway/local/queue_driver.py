@@ -228,7 +228,7 @@ class QueueDriver:
             async with asyncio.timeout(timeout / 1000):
                 await self.opened()
         except TimeoutError:
-            raise SluicewayError("unavailable", "not every partition was open again within request_timeout") from None
+            raise SluicewayError("unavailable", "not every partition was reopened within request_timeout") from None
         for executor in self._queue.executors.values():
             if not executor.takes_work:
                 raise executor.unavailable()

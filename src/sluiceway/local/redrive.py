@@ -41,7 +41,7 @@ async def redrive(driver: QueueDriver, request: Redrive, incarnation_of: Callabl
     """
     deadline = system.now() + request.request_timeout
     if request.target == driver.record.queue_name:
-        raise invalid("target", "the items are in this queue already")
+        raise invalid("target", "the items are already in this queue")
     chosen = await _choose(driver, request, deadline)
     result = Redriven()
     for place, offsets in chosen.items():

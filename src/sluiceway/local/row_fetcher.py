@@ -144,7 +144,7 @@ class Delivery:
                 problem = error
             except Exception:
                 log.exception("reading leased items failed")
-                problem = SluicewayError("internal", "the server made a mistake while it read the items; their lease will run out")
+                problem = SluicewayError("internal", "internal error while reading the items; their lease will run out")
         if future.done():
             if not keyed:
                 self._give_back(leases)

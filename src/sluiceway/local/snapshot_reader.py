@@ -59,10 +59,10 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
 def _take(executor: PartitionExecutor, request: Browse, others: WeakSet[Snapshot]) -> Snapshot:
     runs = partition_snapshot.runs_of(executor.partition, request.states)
     if runs > MAX_SNAPSHOT_RUNS:
-        said = f"partition {executor.number} has {runs:,} runs of items that stand alike, and a snapshot has {MAX_SNAPSHOT_RUNS:,} at most"
-        raise SluicewayError("too_many_items", f"{said}; browse one state, or wait until fewer are there")
+        said = f"partition {executor.number} has {runs:,} runs of items in the same state; a snapshot takes at most {MAX_SNAPSHOT_RUNS:,}"
+        raise SluicewayError("too_many_items", f"{said}; browse one state, or wait until there are fewer")
     if len(others) >= MAX_SNAPSHOTS or runs + sum(len(each.runs) for each in list(others)) > MAX_SNAPSHOT_RUNS:
-        raise SluicewayError("too_many_requests", "as much is being browsed here as may be at one time; come back later")
+        raise SluicewayError("too_many_requests", "the limit of concurrent browses is reached; try again later")
     return partition_snapshot.take(executor.partition, request.states)
 
 
@@ -85,7 +85,7 @@ def _keep(executor: PartitionExecutor, snapshot: Snapshot, others: WeakSet[Snaps
 
 def _gone(partition: int) -> SluicewayError:
     why = "it was not read for too long, or the partition was opened anew or went to another instance"
-    return SluicewayError("snapshot_gone", f"the snapshot of partition {partition} is gone: {why}; begin without a cursor", "cursor")
+    return SluicewayError("snapshot_gone", f"the snapshot of partition {partition} is gone: {why}; start again without a cursor", "cursor")
 
 
 def _without_payloads(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -71,8 +71,8 @@ async def verify(name: str, store: PartitionStore, openings: Openings, known: st
         found = await store.identify(None)
     if found != recorded:
         raise OtherStorageError(
-            f"this is not the storage that held its partitions: its name is {found or 'missing'}, and was {recorded}. Does the "
-            "configuration name another database or folder? If what was there is lost for good, or was restored on purpose: "
+            f"this is not the storage that held the partitions: its identity is {found or 'missing'}, expected {recorded}. Check that the "
+            "configuration names the right database or folder. If the original is lost, or was restored on purpose, run: "
             f"sluiceway backend accept {name}"
         )
     return found

@@ -119,14 +119,14 @@ class KeySpec(NamedTuple):
         if not QUEUE_NAME.fullmatch(self.name):
             raise invalid("name", "expected a name for the key: 1 to 128 of A-Z a-z 0-9 _ . -, not beginning with . or -")
         if not self.scopes:
-            raise invalid("scopes", f"a key without a scope may do nothing; {_EXPECTED}")
+            raise invalid("scopes", f"expected at least one scope; {_EXPECTED}")
         if len(self.scopes) > MAX_KEY_SCOPES:
-            raise invalid("scopes", f"more than {MAX_KEY_SCOPES}; use patterns")
+            raise invalid("scopes", f"more than {MAX_KEY_SCOPES} scopes; use patterns of queue names")
         scopes = sorted({str(parse_scope(text, f"scopes[{place}]")) for place, text in enumerate(self.scopes)})
         if self.expires_at is not None and self.expires_at <= now:
             raise invalid("expires_at", "must be in the future")
         if self.expires_at is not None and self.expires_at > now + MAX_KEY_TIMEOUT:
-            raise invalid("expires_at", f"more than {MAX_KEY_TIMEOUT // 86_400_000:,} days ahead; leave it out for a key without end")
+            raise invalid("expires_at", f"more than {MAX_KEY_TIMEOUT // 86_400_000:,} days ahead; leave it out if the key is not to expire")
         for field in ("requests_per_second", "bytes_per_second"):
             if not 0 <= (getattr(self, field) or 0) <= MAX_KEY_RATE:
                 raise invalid(field, f"must be between 0 (no limit) and {MAX_KEY_RATE}")

@@ -189,7 +189,7 @@ class App:
             await _refuse(sent, _cut_off(request), request)
         except Exception:
             log.exception("%r failed", path[:80], extra={"request_id": request.request_id.decode()})
-            unexpected = SluicewayError("internal", "an unexpected error; the server's log has it under this request_id")
+            unexpected = SluicewayError("internal", "unexpected error; search the server's log for this request_id")
             await _refuse(sent, unexpected, request)
         finally:
             self._running.discard(task)
@@ -335,13 +335,13 @@ class _MethodError(SluicewayError):
 
 
 def _no_endpoint(path: str) -> SluicewayError:
-    return SluicewayError("not_found", f"there is no endpoint {path[:80]!r}; /docs has those that there are")
+    return SluicewayError("not_found", f"there is no endpoint {path[:80]!r}; /docs lists the endpoints")
 
 
 def _cut_off(request: Request) -> SluicewayError:
     if request.whole:
-        return SluicewayError("outcome_unknown", "the server stopped before the call had ended; repeat it with the same idempotency key")
-    return SluicewayError("unavailable", "the server stopped before the body was there: nothing was done; send it again")
+        return SluicewayError("outcome_unknown", "the server stopped before the call ended; repeat it with the same idempotency key")
+    return SluicewayError("unavailable", "the server stopped before the body arrived; nothing was done, send the call again")
 
 
 def _wrong_method(allow: str) -> SluicewayError:

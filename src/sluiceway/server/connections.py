@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > most_connections():
-            error = SluicewayError("unavailable", f"the server has {most_connections():,} connections, which is the most; try later")
+            error = SluicewayError("unavailable", f"the limit of {most_connections():,} connections is reached; try again later")
             self._say(b"503 Service Unavailable", b"application/problem+json", problem(error, ""))
             self.transport.close()
         else:
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
         parser = self.parser
         method, version = parser.get_method(), parser.get_http_version()
         if method == b"CONNECT":
-            raise _FramingError("this server is no proxy: it does not take CONNECT")
+            raise _FramingError("this server is not a proxy and does not support CONNECT")
         if version not in ("1.1", "1.0") or (self._framed and version == "1.0"):
             raise _FramingError("the version must be HTTP/1.1, or HTTP/1.0 without a transfer-encoding")
         if parser.should_upgrade():

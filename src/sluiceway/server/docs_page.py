@@ -43,8 +43,8 @@ def errors_page() -> bytes:
     """Render all error codes with advice; a problem's `type` links to its section."""
     links = "".join(f'<li><a href="#{code}">{code}</a> <small>{kind.status}</small></li>' for code, kind in KINDS.items())
     intro = _prose(
-        "An error is `application/problem+json`. `code` never changes its meaning. `retryable` promises that the same call, repeated, is "
-        "safe and may succeed."
+        "An error is an `application/problem+json` document. A `code` never changes its meaning. If `retryable` is true, a repeat of the "
+        "same call is safe and may succeed."
     )
     sections = "".join(_error(code, kind) for code, kind in KINDS.items())
     nav = f'<nav><p><a href="/docs">API</a></p><h2>Errors</h2><ul>{links}</ul></nav>'
@@ -52,7 +52,7 @@ def errors_page() -> bytes:
 
 
 def _error(code: str, kind: ErrorKind) -> str:
-    facts = f"{kind.status} · {'may be repeated' if kind.retryable else 'repeating it does not help'}"
+    facts = f"{kind.status} · {'a repeat may succeed' if kind.retryable else 'a repeat does not help'}"
     return (
         f'<section id="{code}"><h3><a href="#{code}"><code>{code}</code></a> <small>{facts}</small></h3>'
         f"<p>{_inline(kind.title)}.</p><h4>When</h4>{_prose(kind.when)}<h4>What to do</h4>{_prose(kind.advice)}</section>"

@@ -42,7 +42,7 @@ class EventsQuery(msgspec.Struct, forbid_unknown_fields=True):
         given = self.types.split(",")
         for each in given:
             if each not in _TYPES:
-                raise invalid("types", f"{each[:40]!r} is not a type of event; there are {', '.join(_TYPES)}")
+                raise invalid("types", f"{each[:40]!r} is not an event type; expected one of {', '.join(_TYPES)}")
         return frozenset(given)
 
 
@@ -159,7 +159,7 @@ class EventStreams:
             raise SluicewayError("unavailable", "the server is stopping")
         key_id = request.caller.key_id
         if self._open.total() >= MAX_STREAMS:
-            raise SluicewayError("too_many_requests", f"{MAX_STREAMS:,} readers of events are connected, which is the most; try later")
+            raise SluicewayError("too_many_requests", f"{MAX_STREAMS:,} event streams are open, which is the maximum; try again later")
         if key_id and self._open[key_id] >= MAX_KEY_STREAMS:
             detail = f"this API key has {MAX_KEY_STREAMS:,} readers of events, which is the most; close some of them"
             raise SluicewayError("too_many_requests", detail)

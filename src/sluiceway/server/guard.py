@@ -42,8 +42,8 @@ class OpenDoor:
     async def admit(self, request: Request) -> Caller:
         if self._hosts is not None and not _is_here(request.host, self._hosts):
             shown = request.host.decode("latin-1")[:80]
-            detail = f"this server asks nobody who they are, so it answers to localhost only, and not to the name {shown!r}"
-            raise SluicewayError("forbidden", f"{detail}; call it as http://127.0.0.1:PORT, or serve with API keys")
+            detail = f"authentication is off, so this server answers only to localhost, not to the name {shown!r}"
+            raise SluicewayError("forbidden", f"{detail}; call it as http://127.0.0.1:PORT, or turn on API keys")
         return ANYBODY
 
     async def recheck(self, request: Request) -> Caller:
@@ -122,7 +122,7 @@ class KeyGuard:
         for bucket, rate, what in ((requests, rates.requests_per_second, "requests"), (size, rates.bytes_per_second, "bytes")):
             wait = bucket.wait(rate, now) if bucket is not None else 0
             if wait:
-                raise RateLimitedError(f"the API key {key.key_id} may send {rate:,} {what} a second; wait {wait} ms", wait)
+                raise RateLimitedError(f"the API key {key.key_id} may send {rate:,} {what} per second; wait {wait} ms", wait)
         if requests is not None:
             requests.take(1)
 

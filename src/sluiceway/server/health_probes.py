@@ -107,4 +107,4 @@ def sees_all(caller: Caller) -> bool:
 
 def _check_right(caller: Caller) -> None:
     if not sees_all(caller):
-        raise SluicewayError("forbidden", "the checks name queues: they need a key with the scope read:* or admin")
+        raise SluicewayError("forbidden", "the checks name queues, so they need a key with the scope read:* or admin")

@@ -47,10 +47,10 @@ class BodyMemory:
     def take(self, size: int, key_id: str = "") -> None:
         """Reserve `size` bytes. Raises `too_many_requests`."""
         if size > self.left:
-            raise SluicewayError("too_many_requests", "the server holds as many request bodies as it can; try later")
+            raise SluicewayError("too_many_requests", "the server has reached its limit of buffered request bodies; try again later")
         if key_id:
             if self._held[key_id] + size > self._share:
-                raise SluicewayError("too_many_requests", "the server holds as many request bodies of one API key as it may; try later")
+                raise SluicewayError("too_many_requests", "this API key has reached its limit of buffered request bodies; try again later")
             self._held[key_id] += size
         self.left -= size
 
@@ -174,7 +174,7 @@ class Request:
             shown = self._type.decode("latin-1")[:_SHOWN] or "none"
             raise SluicewayError("unsupported_media_type", f"this call takes {wanted}; the request's content-type is {shown}")
         if not self.arrow and self._scope["query_string"]:
-            raise SluicewayError("invalid_request", "the fields of this call belong into its body, not into the query string")
+            raise SluicewayError("invalid_request", "put the fields of this call into its body, not into the query string")
 
     @property
     def actor(self) -> Actor:
@@ -200,7 +200,7 @@ class Request:
         if keys or not key or len(key) > MAX_TEXT_BYTES or not (key.isascii() and key.isprintable()):
             raise invalid("Idempotency-Key", f"the header must be one key of 1 to {MAX_TEXT_BYTES:,} printable ASCII characters")
         if given is not None and given != key:
-            raise invalid(field, "is another key than the header Idempotency-Key has; send one of them")
+            raise invalid(field, "differs from the header Idempotency-Key; send only one of them")
         return key
 
     def flag(self, name: str) -> bool:
@@ -217,7 +217,7 @@ class Request:
         found: dict[str, str] = {}
         for name, value in pairs:
             if name in found:
-                raise invalid(name[:_SHOWN], "is in the query string twice")
+                raise invalid(name[:_SHOWN], "is given twice in the query string")
             found[name] = value
         return found
 

@@ -92,4 +92,4 @@ async def explain_partition(service: Service, record: QueueRecord, partition: in
 
 def _check_right(request: Request) -> None:
     if not sees_all(request.caller):
-        raise SluicewayError("forbidden", "how the cluster is takes a key with the scope read:* or admin")
+        raise SluicewayError("forbidden", "the state of the cluster needs a key with the scope read:* or admin")

@@ -179,7 +179,7 @@ def asks_for_keys(server: ServerSettings, addresses: list[Address], insecure: bo
     if server.auth == "none":
         raise invalid(
             "server.auth",
-            f"{public[0]} can be reached from other machines, which could then do everything without a key; leave auth at auto, "
-            "listen on 127.0.0.1, or say --insecure if it is wanted",
+            f"other machines could call {public[0]} without an API key; leave auth at auto, listen on 127.0.0.1, or pass --insecure to "
+            "allow it",
         )
     return True

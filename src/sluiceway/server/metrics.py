@@ -133,7 +133,7 @@ class Metrics:
 
 def _check_right(request: Request) -> None:
     if not request.caller.may_all("read"):
-        raise SluicewayError("forbidden", "the metrics name all queues: this needs a key with the scope read:*")
+        raise SluicewayError("forbidden", "the metrics name all queues, so they need a key with the scope read:*")
 
 
 def targets_of(cluster: ClusterInfo) -> list[ScrapeTarget]:

@@ -153,7 +153,7 @@ class QueueCalls:
         if target is not None:
             request.permit(target, "target" if wanted.target else "source")
         elif not request.caller.may_all("manage"):
-            raise invalid("target", "required, or source, with a key that may not manage every queue")
+            raise invalid("target", "target or source is required, because this API key may not manage every queue")
         return answers.redriven(await self._service.redrive(queue_name, wanted, request.actor))
 
 

@@ -210,9 +210,7 @@ def _check_files() -> None:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     raise_it = "raise it: ulimit -n 65536, or LimitNOFILE=65536 in the systemd unit"
     if files != resource.RLIM_INFINITY and files < MIN_FILES:
-        raise SluicewayError(
-            "unavailable", f"a process started here may open {files} files, and a server needs {MIN_FILES} at least; {raise_it}"
-        )
+        raise SluicewayError("unavailable", f"the limit of open files is {files}, and a server needs at least {MIN_FILES}; {raise_it}")
     if most_open(shared=False) < MAX_OPEN:
         log.warning(
             "a process started here may open %d files: %d partitions of a SQLite backend stay open at a time, and %d connections; %s",

@@ -194,4 +194,4 @@ def _result(look: asyncio.Task[_Sight]) -> _Sight | None:
 
 def _check_right(request: Request) -> None:
     if not sees_all(request.caller):
-        raise SluicewayError("forbidden", "captures are of no queue of this server: they take a key with the scope read:* or admin")
+        raise SluicewayError("forbidden", "captures do not belong to a queue, so they need a key with the scope read:* or admin")

@@ -42,10 +42,10 @@ class TlsFiles:
             if error.reason == "KEY_VALUES_MISMATCH":
                 raise invalid(_KEY, f"{self._key} is not the private key of the certificate in {self._certificate}") from None
             field, path = (_KEY, self._key) if _is_sound(certificate) else (_CERTIFICATE, self._certificate)
-            raise invalid(field, f"{path} is damaged or of a kind that OpenSSL refuses: {error.reason}") from None
+            raise invalid(field, f"{path} is damaged or not supported by OpenSSL: {error.reason}") from None
 
     def _no_password(self) -> NoReturn:
-        raise invalid(_KEY, f"{self._key} is encrypted; give a key without a password, readable by the server alone")
+        raise invalid(_KEY, f"{self._key} is encrypted; use a key without a password that only the server can read")
 
 
 def _new_context() -> ssl.SSLContext:

@@ -164,7 +164,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if not self._started:
-                raise said.error() if said.detail else SluicewayError("unavailable", f"worker {number} {end} before all served")
+                raise said.error() if said.detail else SluicewayError("unavailable", f"worker {number} {end} before all workers served")
             delay = next_delay(delay, system.steady() - began)
             why = f": {said.detail}" if said.detail else ""
             log.error("worker %d (process %d) %s%s; it is started again in %s", number, child.pid, end, why, format_duration(delay))

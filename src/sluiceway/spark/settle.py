@@ -270,7 +270,7 @@ def _check_values(batch: pa.RecordBatch) -> None:
         out_of_range = pc.or_(pc.less(after, 0), pc.greater(after, MAX_SCHEDULE)).fill_null(False)
         check("retry_after_ms", out_of_range, f"is not from 0 to {MAX_SCHEDULE:,} milliseconds")
         alone = pc.and_(after.is_valid(), pc.not_equal(outcome, "retry"))
-        check("retry_after_ms", alone, "is only meant with the outcome retry; it is null with others")
+        check("retry_after_ms", alone, "requires the outcome retry; it is null with others")
     if "reason" in batch.schema.names:
         long = pc.greater(pc.binary_length(batch.column("reason")), MAX_TEXT_BYTES).fill_null(False)
         check("reason", long, f"is longer than {MAX_TEXT_BYTES:,} bytes")

@@ -1,1 +1,1 @@
-"""Floor 3: how requests and answers are written. JSON and Arrow in, model requests out; model answers in, bytes out."""
+"""Floor 3: the codecs. They decode JSON and Arrow into model requests and encode model answers as bytes."""

@@ -1,4 +1,4 @@
-"""Model answers into JSON, and leased items into either form."""
+"""Encoders of the answers: JSON for all of them, JSON or Arrow for leased items."""
 
 from __future__ import annotations
 
@@ -38,34 +38,35 @@ from sluiceway.wire.shapes import Problem
 encode = msgspec.json.encode
 Body = bytes | memoryview
 Owner = Callable[[QueueRecord, int], Peer | None]
-"""Which instance has that partition of the queue; None: nobody at the moment."""
+"""Looks up the instance that owns a partition of a queue. None: the partition has no owner at the moment."""
 _NAMED = 3
-"""Ignored ids in the text of an error."""
+"""Maximum number of ignored ids in an error's text."""
 _LISTED = 1_000
-"""Ignored ids beside it."""
+"""Maximum number of ignored ids in a problem's `ignored` field."""
 _Deadlines = Mapping[tuple[int, int], datetime]
-"""Of leases, by partition and number."""
+"""Lease deadlines by (partition, lease number)."""
 ERRORS_PAGE = "/docs/errors"
-"""Where the server explains every code, so that a problem's `type` is a link that works on the server it came from."""
+"""The server's page of error codes. A problem's `type` links to it on the same server."""
 
-FOREIGN = Explanation(
-    "unknown", "this queue has never given such an id: it is another queue's, or one of an earlier queue of the same name"
-)
-"""Of an id that needs no look into the queue."""
+FOREIGN = Explanation("unknown", "this queue never assigned the id; it belongs to another queue, or to a deleted queue of the same name")
+"""The explanation of an id whose incarnation is not the queue's. It needs no lookup in the queue."""
 
 
 class StaleIdsError(SluicewayError):
-    """A `strict` call ignored something. What it did not ignore is done, durably."""
+    """A `strict` call ignored some of its ids. The other ids are settled durably.
+
+    `ignored` has (id, reason) pairs. The text names the first `_NAMED` of them.
+    """
 
     def __init__(self, ignored: Sequence[tuple[str, IgnoredReason]]) -> None:
         first = ", ".join(f"{text} ({reason})" for text, reason in ignored[:_NAMED])
         more = ", …" if len(ignored) > _NAMED else ""
-        super().__init__("stale_ids", f"{len(ignored):,} ignored: {first}{more}; the rest is done")
+        super().__init__("stale_ids", f"{len(ignored):,} ignored: {first}{more}; the call took effect for the others")
         self.ignored = ignored
 
 
 def queue_info(record: QueueRecord, owner: Owner, rebalance: OpenRebalance | None = None) -> QueueInfo:
-    """The queue as answers show it."""
+    """The queue's settings, state and partitions with their owners. `rebalance` is the queue's open rebalance, if it has one."""
     return QueueInfo(
         queue_name=record.queue_name,
         incarnation=record.incarnation,
@@ -81,7 +82,7 @@ def queue_info(record: QueueRecord, owner: Owner, rebalance: OpenRebalance | Non
 
 
 def kept_partitions(record: QueueRecord) -> int:
-    """How many partitions the queue has that are not on their way out."""
+    """The number of the queue's partitions that are not draining."""
     return sum(each.state != "draining" for each in record.partitions)
 
 
@@ -93,12 +94,12 @@ def _partition(record: PartitionRecord, owner: Peer | None) -> Partition:
 
 
 def open_rebalance(rebalance: Rebalance, items_left: int | None = None) -> OpenRebalance:
-    """The rebalance in short."""
+    """The rebalance's summary in a queue's answer. `items_left`: the items not yet drained; None: unknown."""
     return OpenRebalance(id=rebalance.id, state=rebalance.state, step=rebalance.step, items_left=items_left)
 
 
 def queue_page(records: Iterable[QueueRecord], owner: Owner, following: str | None, rebalances: Mapping[str, Rebalance]) -> bytes:
-    """One page of queues; `following` is the pivot of the next one. The `rebalances` that are open are by their ids."""
+    """One page of queues as JSON. `following`: the pivot of the next page; None: this is the last. `rebalances`: the open ones by id."""
     items = [queue_info(record, owner, _open(record, rebalances)) for record in records]
     return encode(QueuePage(items=items, next=following))
 
@@ -109,6 +110,7 @@ def _open(record: QueueRecord, rebalances: Mapping[str, Rebalance]) -> OpenRebal
 
 
 def produced(record: QueueRecord, answer: Produced) -> bytes:
+    """The answer of `queue.produce` as JSON: the partition, the first id and the number of items."""
     first_id = str(ItemId(record.incarnation, answer.partition, answer.first_offset))
     return encode(
         items.Produced(
@@ -122,7 +124,7 @@ def produced(record: QueueRecord, answer: Produced) -> bytes:
 
 
 def leased(record: QueueRecord, answer: Leased, *, arrow: bool) -> Body:
-    """The leases, and their items unless they were not asked for."""
+    """The leases and their items, as JSON or as an Arrow stream. `answer.batches` is empty if the call did not ask for items."""
     partition, leases = answer.leases[0].partition if answer.leases else None, _leases(record, answer.leases)
     if arrow:
         about = {"queue_name": record.queue_name, "partition": partition, "leases": leases, "incarnation": record.incarnation}
@@ -134,6 +136,7 @@ def leased(record: QueueRecord, answer: Leased, *, arrow: bool) -> Body:
 
 
 def peeked(record: QueueRecord, batches: Sequence[pa.RecordBatch], *, arrow: bool) -> Body:
+    """The items of a peek, as JSON or as an Arrow stream."""
     if arrow:
         return encode_leased(batches, {"queue_name": record.queue_name, "incarnation": record.incarnation})
     return encode(items.Peeked(queue_name=record.queue_name, items=_items(record, batches, {})))
@@ -159,7 +162,7 @@ def _items(record: QueueRecord, batches: Iterable[pa.RecordBatch | Served], dead
 
 
 def _served(incarnation: str, served: Served, deadlines: _Deadlines) -> Iterable[items.LeasedItem]:
-    """What all rows of a slice have in common is made once."""
+    """The items of a slice. Values that its rows share are built once."""
     partition, lease, piece, few = served.partition, served.lease, served.piece, served.few()
     enqueued_at, lease_id = time_field(piece.enqueued_at), str(LeaseId(incarnation, partition, lease)) if lease else None
     deadline, place = deadlines.get((partition, lease)), f"{incarnation}.{partition}"
@@ -235,36 +238,42 @@ def _ignored(pairs: Sequence[tuple[str, IgnoredReason]], strict: bool = False) -
 
 
 def completed(answer: Settled, strict: bool) -> bytes:
-    """As the other answers of calls that may be strict: raises StaleIdsError."""
+    """The answer of `queue.complete` as JSON. Raises StaleIdsError if `strict` and an id was ignored."""
     return encode(items.Completed(completed=answer.completed, ignored=_ignored(answer.ignored, strict)))
 
 
 def retried(answer: Settled, strict: bool) -> bytes:
+    """The answer of `queue.retry` as JSON. Raises StaleIdsError as `completed` does."""
     return encode(items.Retried(retried=answer.retried, dead=answer.dead, ignored=_ignored(answer.ignored, strict)))
 
 
 def released(answer: Settled, strict: bool) -> bytes:
+    """The answer of `queue.release` as JSON. Raises StaleIdsError as `completed` does."""
     return encode(items.Released(released=answer.released, ignored=_ignored(answer.ignored, strict)))
 
 
 def staged(answer: Settled) -> bytes:
+    """The answer of `queue.settle` as JSON: the number of staged items and the ignored ids."""
     return encode(items.Staged(staged=answer.total, ignored=_ignored(answer.ignored)))
 
 
 def extended(record: QueueRecord, answer: Extended, strict: bool) -> bytes:
+    """The answer of `queue.extend` as JSON: the leases with their new deadlines. Raises StaleIdsError as `completed` does."""
     return encode(items.Extended(leases=_leases(record, answer.leases), ignored=_ignored(answer.ignored, strict)))
 
 
 def cleared(answer: Cleared) -> bytes:
+    """The answer of `queue.clear` as JSON: the numbers of dropped ready and scheduled items."""
     return encode(items.Cleared(ready=answer.ready, scheduled=answer.scheduled))
 
 
 def redriven(answer: Redriven) -> bytes:
+    """The answer of `queue.redrive` as JSON: the numbers of matched and redriven items, and of items per target queue."""
     return encode(items.Redriven(matched=answer.matched, redriven=answer.redriven, targets=answer.targets))
 
 
 def explained(item: ItemId, answer: Explanation) -> bytes:
-    """What is known of the item; fields that do not apply are left out."""
+    """The state of an item as JSON. Fields that do not apply to the state are left out."""
     return encode(
         items.Explanation(
             id=str(item),
@@ -282,7 +291,7 @@ def explained(item: ItemId, answer: Explanation) -> bytes:
 
 
 def problem(error: SluicewayError, request_id: str) -> bytes:
-    """The error as `application/problem+json`. `message` repeats the detail under the name that Querator's clients read."""
+    """The error as `application/problem+json`. `message` repeats `detail` because Querator's clients read that name."""
     kind = error.kind
     return encode(
         Problem(

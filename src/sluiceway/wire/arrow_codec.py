@@ -1,4 +1,4 @@
-"""Arrow streams in and out. What comes in is checked against the call's columns, sized, and fully validated before it is used."""
+"""Codec of Arrow streams. A received stream is checked against the call's columns and limits, and fully validated, before it is used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OUTCOMES: tuple[Verdict, ...] = ("done", "retry", "dead")
 
 
 class Column(NamedTuple):
-    """A column that a call takes: its type here, and what a sender may write instead."""
+    """A column of a call: its type after decoding. `also`: other types that a client may send, which are cast to it."""
 
     type: pa.DataType
     required: bool = False
@@ -55,7 +55,10 @@ _SETTLE = {
 
 
 def produce_request(query: ProduceFields, body: bytes, record: QueueRecord, now: Millis) -> Produce:
-    """The rows of the stream as one produce. A single batch is used where it lies in the body, unless its rows are few."""
+    """Decode an Arrow stream into one produce. A single large batch stays a view of `body`, without a copy.
+
+    `query` has the call's other fields, `now` the time in milliseconds. Raises as `read_stream` and `check_batch` do.
+    """
     rows = read_stream(body, _PRODUCE, MAX_ITEMS_ARROW)
     check_batch(rows, now)
     return Produce(as_few(rows) or _in_order(rows), request_timeout(query.request_timeout), query.key(record))
@@ -68,7 +71,10 @@ def _in_order(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def settle_request(query: SettleQuery, body: bytes, record: QueueRecord) -> Settle:
-    """The rows of the stream as one staging settle, grouped without a loop over rows."""
+    """Decode an Arrow stream into one staging settle. Rows are grouped by partition and disposition without a Python loop over them.
+
+    Raises as `read_stream` does, and `invalid_request` for an unknown outcome or an item with two outcomes.
+    """
     rows = read_stream(body, _SETTLE, MAX_ITEMS_ARROW)
     partitions, offsets = (_natural(rows, name) for name in ("partition", "offset"))
     dispositions, disposition_of = _dispositions(rows)
@@ -84,7 +90,7 @@ def _natural(rows: pa.RecordBatch, name: str) -> Offsets:
 
 
 def _dispositions(rows: pa.RecordBatch) -> tuple[list[Disposition], Offsets]:
-    """The distinct dispositions of the rows, and each row's index into them."""
+    """The distinct dispositions of the rows, and an array with each row's index into them."""
     outcomes, outcome_of = _distinct(rows, "outcome")
     delays, delay_of = _distinct(rows, "retry_after_ms")
     reasons, reason_of = _distinct(rows, "reason")
@@ -110,7 +116,7 @@ def _disposition(outcome: str, delay: int | None, reason: str | None, row: int) 
         raise invalid(f"items[{row}].outcome", f"{outcome[:40]!r} is not one of {', '.join(_OUTCOMES)}")
     if delay is not None:
         if outcome != "retry":
-            raise invalid(f"items[{row}].retry_after_ms", "is only meant with the outcome retry")
+            raise invalid(f"items[{row}].retry_after_ms", "requires the outcome retry")
         if not 0 <= delay <= MAX_SCHEDULE:
             raise invalid(f"items[{row}].retry_after_ms", f"{delay} is not between 0 and {MAX_SCHEDULE}")
     text = "" if reason is None else check_text(reason, f"items[{row}].reason")
@@ -118,10 +124,10 @@ def _disposition(outcome: str, delay: int | None, reason: str | None, row: int) 
 
 
 def read_stream(body: bytes, columns: dict[str, Column], most: int) -> pa.RecordBatch:
-    """The stream's rows as one batch of the columns in the types asked for.
+    """The stream's rows as one record batch, its columns cast to the types in `columns`.
 
-    Raises `invalid_request` for a wrong column (naming it, what was expected and what came), `too_many_items`, and
-    `invalid_body` for a stream that is cut off, compressed, dictionary-encoded or damaged.
+    Raises `invalid_request` for an unknown, missing or mistyped column and for a null in a required one, `too_many_items` for more than
+    `most` rows, and `invalid_body` for a stream that is cut off, compressed, dictionary-encoded or damaged.
     """
     try:
         batches = _batches(body, columns, most)
@@ -134,7 +140,7 @@ def read_stream(body: bytes, columns: dict[str, Column], most: int) -> pa.Record
 
 
 def _unreadable(what: str) -> SluicewayError:
-    return SluicewayError("invalid_body", f"the body is not a sound Arrow stream: {what}")
+    return SluicewayError("invalid_body", f"the body is not a valid Arrow stream: {what}")
 
 
 def _batches(body: bytes, columns: dict[str, Column], most: int) -> list[pa.RecordBatch]:
@@ -144,7 +150,7 @@ def _batches(body: bytes, columns: dict[str, Column], most: int) -> list[pa.Reco
     rows = 0
     batches: list[pa.RecordBatch] = []
     for message in reader:
-        # Reading a message as what it is not would end the process, so its type is asked first.
+        # pyarrow crashes the process when it reads a message as the wrong type, so the type is checked first.
         expected = "schema" if schema is None else "record batch"
         if message.type != expected:
             raise _unreadable(f"a {message.type} message where a {expected} was expected")
@@ -159,7 +165,7 @@ def _batches(body: bytes, columns: dict[str, Column], most: int) -> list[pa.Reco
         if rows > most or len(batches) > most:
             raise too_many("items", rows, most)
         batches.append(pa.ipc.read_record_batch(message, schema))
-    # A stream that is cut off between two batches looks whole but for its end mark.
+    # Only the missing end mark shows that a stream was cut off between two batches.
     if schema is None or body[source.tell() - len(_END) : source.tell()] != _END:
         raise _unreadable("it is cut off")
     if not rows:
@@ -173,7 +179,7 @@ def _check_schema(schema: pa.Schema, columns: dict[str, Column]) -> None:
         if column is None:
             raise invalid(name[:80], f"unknown column; this call takes {', '.join(columns)}")
         if schema.names.count(name) > 1:
-            raise invalid(name, "the column is there twice")
+            raise invalid(name, "the column occurs twice")
         actual = schema.field(name).type
         if not _accepted(actual, column):
             raise invalid(name, f"expected a column of type {column.type}, got {str(actual)[:80]}")
@@ -184,7 +190,7 @@ def _check_schema(schema: pa.Schema, columns: dict[str, Column]) -> None:
 
 def _accepted(actual: pa.DataType, column: Column) -> bool:
     if column.type == HEADERS:
-        # Writers name the two fields of a map's entries as they like; only the types matter.
+        # Writers choose the names of a map's key and value fields, so only the types are compared.
         return bool(pa.types.is_map(actual)) and actual.key_type == pa.utf8() and actual.item_type == pa.utf8()
     return actual == column.type or actual in column.also
 
@@ -204,13 +210,14 @@ def _cast(rows: pa.RecordBatch, columns: dict[str, Column]) -> pa.RecordBatch:
 
 
 def check_buffers(array: pa.Array, name: str) -> None:
-    # Validation allows an offsets buffer with a ragged end, which nobody who reads it as numbers expects.
+    """Raises `invalid_body` for a binary or text column whose offsets buffer is not a whole number of 32-bit offsets."""
+    # pyarrow's validation accepts such a buffer, but code that reads it as an array of integers fails on it.
     if (pa.types.is_binary(array.type) or pa.types.is_string(array.type)) and array.buffers()[1].size % 4:
-        raise _unreadable(f"the offsets of column {name!r} end within a number")
+        raise _unreadable(f"the offsets of column {name!r} are cut off")
 
 
 def encode_leased(batches: Sequence[pa.RecordBatch], about: dict[str, Any]) -> memoryview:
-    """One IPC stream of the batches, with `about` as JSON under `sluiceway` in the schema's metadata. Payloads are copied once."""
+    """The batches as one Arrow IPC stream. The schema's metadata has `about` as JSON under `sluiceway`. Payloads are copied once."""
     schema = common_schema(batches).with_metadata({METADATA_KEY: msgspec.json.encode(about)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:

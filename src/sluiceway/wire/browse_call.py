@@ -1,4 +1,4 @@
-"""The call that browses a partition, and its answer in either form."""
+"""The browse call of a partition, and its answer as JSON or Arrow."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class BrowseCall(Call):
     payload: bool = True
 
     def request(self, record: QueueRecord) -> Browse:
+        """The browse to run. Raises `invalid_request` for an unknown partition, repeated states, a bad cursor, or states with a cursor."""
         check_partition(self.partition, record)
         if self.cursor is None:
             states: list[BrowseState] = ["ready"] if self.states is None else self.states
@@ -48,10 +49,10 @@ class BrowseCall(Call):
                 raise invalid("states", "expected one or more of ready, leased and scheduled, each once")
             return Browse(self.partition, tuple(states), self.limit, payload=self.payload)
         if self.states is not None:
-            raise invalid("states", "the snapshot was taken with its states: give states or cursor, not both")
+            raise invalid("states", "the cursor's snapshot already has its states; give states or cursor, not both")
         found = _IS_CURSOR.fullmatch(self.cursor)
         if found is None:
-            raise invalid("cursor", "expected the cursor of the page before")
+            raise invalid("cursor", "expected the cursor of the previous page")
         return Browse(self.partition, (), self.limit, found[1], int(found[2]), self.payload)
 
 
@@ -59,7 +60,7 @@ decode_browse = JsonDecoder(BrowseCall)
 
 
 def browsed(record: QueueRecord, request: Browse, page: BrowsedPage, *, arrow: bool) -> bytes | memoryview:
-    """The page as JSON, or as an Arrow stream of one batch."""
+    """The page as JSON, or as an Arrow stream of one batch. Its cursor is null on the last page."""
     cursor = None if page.snapshot is None else f"{page.snapshot}.{page.position}"
     if not arrow:
         items = [item for rows in page.rows for item in _items(record, request, *rows)]
@@ -73,10 +74,10 @@ def browsed(record: QueueRecord, request: Browse, page: BrowsedPage, *, arrow: b
 
 
 def _columns(page: BrowsedPage, payload: bool) -> pa.Table:
-    """Work is per run of items that stand alike, not per item."""
+    """The page as one table. The work is per run of items with the same standing, not per item."""
     batches = [batch for batch, _ in page.rows]
     schema = common_schema(batches)
-    # Items that were produced one by one come in batches of one, which would cost a reader as much as a thousand.
+    # Items that were produced singly arrive as batches of one row. A reader pays the same for each batch, so they are combined.
     table = pa.Table.from_batches([fit(batch, schema) for batch in batches], schema).combine_chunks()
     counts = [batch.num_rows for batch in batches]
     standings = [standing for _, standing in page.rows]

@@ -1,4 +1,4 @@
-"""Untrusted JSON (or query parameters) into typed structs, with errors that name the field at fault."""
+"""Decoding of untrusted JSON and query parameters into typed structs. Errors name the invalid field."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ _LONGEST: Final = 1_000
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """What every request on a queue names."""
+    """A request on one queue."""
 
     queue_name: QueueName
 
 
 class JsonDecoder(Generic[T]):
-    """Decodes one kind of request. Raises `invalid_body` for what is no JSON object, `invalid_request` for a field that is wrong."""
+    """A decoder of one type of request.
+
+    Calling it with a body returns the struct. It raises `invalid_body` for a body that is not a JSON object, and `invalid_request`, with
+    the field's name, for an invalid, unknown or missing field.
+    """
 
     def __init__(self, kind: type[T]) -> None:
         self._decode = msgspec.json.Decoder(kind).decode
@@ -51,10 +55,13 @@ class JsonDecoder(Generic[T]):
 
 
 def from_query(parameters: Mapping[str, str], kind: type[T]) -> T:
-    """The parameters of a query string as that struct; a number is written in decimal digits."""
+    """Decode the parameters of a query string into a struct of type `kind`. Numbers must be decimal digits.
+
+    Raises `invalid_request` for an invalid, unknown or missing parameter.
+    """
     for name in _numbers(cast(Hashable, kind)).intersection(parameters):
         text = parameters[name]
-        # What is lax about a text would take `null`, `1e1` and `5.0` for a number, too.
+        # msgspec's lax conversion would also accept `null`, `1e1` and `5.0`.
         if not (text.isascii() and text.isdigit()):
             raise invalid(name, f"{text[:_SHOWN]!r} is not a number in decimal digits")
     try:
@@ -65,7 +72,7 @@ def from_query(parameters: Mapping[str, str], kind: type[T]) -> T:
 
 @cache
 def _numbers(kind: object) -> frozenset[str]:
-    """The fields of a struct that are whole numbers, or that or null."""
+    """The names of a struct's integer fields, nullable ones included."""
     about = msgspec.inspect.type_info(kind)
     assert isinstance(about, msgspec.inspect.StructType)
     return frozenset(
@@ -77,7 +84,7 @@ def _numbers(kind: object) -> frozenset[str]:
 
 def _refusal(message: str) -> SluicewayError:
     if len(message) > _LONGEST:
-        # It quotes what was sent, however long, and the search takes quadratic time. What is looked for stands at its ends.
+        # The message quotes the request, so it can be long, and the searches below take quadratic time. They need only its two ends.
         message = message[: _LONGEST // 2] + message[-_LONGEST // 2 :]
     found = _PATH.search(message)
     path = found[1] if found else ""
@@ -85,24 +92,24 @@ def _refusal(message: str) -> SluicewayError:
     member = _MEMBER.match(what)
     if member is None:
         if not path:
-            return SluicewayError("invalid_body", f"the body is not a JSON object of this call's fields: {what}")
+            return SluicewayError("invalid_body", f"the body is not a JSON object with this call's fields: {what}")
         return invalid(path[:_SHOWN], what)
     field = f"{path}.{member[1][:_SHOWN]}" if path else member[1][:_SHOWN]
     return invalid(field, "unknown field" if "unknown" in what[: member.start(1)] else "required")
 
 
 def request_timeout(text: str) -> Millis:
-    """`request_timeout` in milliseconds, 0 to `MAX_REQUEST_TIMEOUT`."""
+    """Parse `request_timeout` into milliseconds, 0 to `MAX_REQUEST_TIMEOUT`. Raises `invalid_request`."""
     return check_duration(text, "request_timeout", 0, MAX_REQUEST_TIMEOUT)
 
 
 def lease_timeout(text: str | None, record: QueueRecord) -> Millis | None:
-    """`lease_timeout` of a lease in milliseconds, 1 to the queue's `max_lease_timeout`; None: not given."""
+    """Parse `lease_timeout` into milliseconds, 1 to the queue's `max_lease_timeout`. None stays None. Raises `invalid_request`."""
     return None if text is None else check_duration(text, "lease_timeout", 1, record.max_lease_timeout)
 
 
 def given_text(text: str | None, field: str) -> str | None:
-    """A short text that may be absent but not empty."""
+    """Check an optional short text and return it. Raises `invalid_request` for an empty text or one that `check_text` refuses."""
     if text is None:
         return None
     if not text:
@@ -111,5 +118,5 @@ def given_text(text: str | None, field: str) -> str | None:
 
 
 def given_queue(name: str | None, field: str) -> str | None:
-    """The name of another queue, which may be absent."""
+    """Check an optional queue name and return it. Raises `invalid_request`."""
     return None if name is None else check_queue_name(name, field)

@@ -1,7 +1,7 @@
-"""What an Arrow IPC message says about itself, read before any of its buffers is touched.
+"""The header of an Arrow IPC message, read before any of its buffers.
 
-A message's metadata is a flatbuffer; pyarrow checks its structure when it reads the message but does not show the two facts that
-must be known before the data is decoded: how many rows it claims, and whether its buffers are compressed.
+Two facts are needed before the data may be decoded: the number of rows, and whether the buffers are compressed. Both are in the message's
+metadata, a flatbuffer. pyarrow checks its structure but does not expose them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ _BATCH_COMPRESSION = 3
 
 
 class BatchHeader(NamedTuple):
+    """A record batch's claimed number of rows, and whether its buffers are compressed."""
+
     rows: int
     compressed: bool
 
 
 def batch_header(metadata: pa.Buffer) -> BatchHeader:
-    """The header of a record batch message. Raises ValueError where the metadata is not as it should be."""
+    """Read the header from a record batch message's metadata. Raises ValueError if the metadata is malformed."""
     data = memoryview(metadata).cast("B")
     batch = _table(data, _field(data, _unsigned(data, 0), _MESSAGE_HEADER))
     length = _field(data, batch, _BATCH_LENGTH)
@@ -38,7 +40,7 @@ def _table(data: memoryview, at: int) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Where a field of the table is; 0 if it is absent."""
+    """The position of a table's field; 0 if the field is absent."""
     vtable = table - _number(data, table, 4, signed=True)
     slot = 4 + 2 * number
     if slot >= _number(data, vtable, 2, signed=False):

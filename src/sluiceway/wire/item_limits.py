@@ -1,4 +1,4 @@
-"""The limits on items, the same for JSON and Arrow."""
+"""Checks of the limits on items, shared by JSON and Arrow."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ def check_count(items: Sized, field: str, most: int, least: int = 1) -> None:
 
 
 def too_many(field: str, count: int, most: int) -> SluicewayError:
-    return SluicewayError("too_many_items", f"{field}: {count:,} of them; one call carries at most {most:,}", field)
+    """The error `too_many_items` for a field with `count` entries where `most` are allowed."""
+    return SluicewayError("too_many_items", f"{field}: {count:,} entries; one call may have at most {most:,}", field)
 
 
 def check_batch(batch: pa.RecordBatch, now: Millis) -> None:
-    """Refuse items that are too large or due at an impossible time, naming the first such as `items[3].kind`."""
+    """Check the sizes and due times of the items.
+
+    Raises `invalid_request`. The error's field names the first bad value, such as `items[3].kind`.
+    """
     try:
         check_sizes(batch)
     except SluicewayError as error:
@@ -37,4 +41,4 @@ def check_batch(batch: pa.RecordBatch, now: Millis) -> None:
         wrong = (times < 0) | (times > now + MAX_SCHEDULE)
         if wrong.any():
             days = MAX_SCHEDULE // 86_400_000
-            raise invalid(f"items[{int(np.argmax(wrong))}].enqueue_at", f"before 1970, or more than {days} days ahead")
+            raise invalid(f"items[{int(np.argmax(wrong))}].enqueue_at", f"the time is before 1970, or more than {days} days ahead")

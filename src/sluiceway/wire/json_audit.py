@@ -1,4 +1,4 @@
-"""The audit trail in JSON."""
+"""JSON codec of the audit trail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluiceway.wire.decoding import JsonDecoder, given_queue, given_text
 
 
 class AuditListCall(msgspec.Struct, forbid_unknown_fields=True):
-    """Audit entries, newest first. `pivot`: the id of the entry to go on after, which is to say before in time."""
+    """List audit entries, newest first. `pivot`: the id of the previous page's last entry; the page continues with older ones."""
 
     pivot: Label | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_JSON)] = 100
@@ -28,6 +28,7 @@ class AuditListCall(msgspec.Struct, forbid_unknown_fields=True):
     until: TimeText | None = None
 
     def checked(self) -> AuditListCall:
+        """The call itself, once its texts are checked. Raises `invalid_request`."""
         given_text(self.pivot, "pivot")
         given_queue(self.queue_name, "queue_name")
         given_text(self.action, "action")
@@ -35,7 +36,7 @@ class AuditListCall(msgspec.Struct, forbid_unknown_fields=True):
         return self
 
     def period(self) -> tuple[Millis, Millis | None]:
-        """From when on, and before when; None: without end."""
+        """The start and the end of the period in milliseconds, the end exclusive. None: no end. Raises `invalid_request`."""
         since = 0 if self.since is None else max(0, parse_time(self.since, "since"))
         return since, None if self.until is None else parse_time(self.until, "until")
 
@@ -44,7 +45,7 @@ decode_audit_list = JsonDecoder(AuditListCall)
 
 
 def audit_page(entries: Sequence[model.AuditEntry], limit: int) -> bytes:
-    """The first `limit` of the entries; whether there are more says whether there is a next page."""
+    """The first `limit` of the entries as JSON. Pass one entry more than `limit` to say that there is a next page."""
     following = entries[limit - 1].id if len(entries) > limit else None
     return msgspec.json.encode(AuditPage(items=[_entry(entry) for entry in entries[:limit]], next=following))
 

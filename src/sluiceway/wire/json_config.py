@@ -1,4 +1,4 @@
-"""The configuration and the backends in JSON."""
+"""JSON shapes of the effective configuration."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sluiceway.wire.shapes import Shape
 
 
 class NoFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A call that needs none."""
+    """A call without fields."""
 
 
 class ReloadFailure(Shape):
-    """Why the file as it was then was not applied."""
+    """A configuration file that was not applied: when, and why."""
 
     at: TimeText
     detail: str
 
 
 class ConfigValue(Shape):
-    """`value` as a file would have it, a secret as `***`. `origin`: `default`, FILE:LINE, a variable or a flag. `restart`: whether a change
-    needs one."""
+    """A setting. `value`: as in a file, with secrets as `***`. `origin`: `default`, FILE:LINE, a variable or a flag. `restart`: true if a
+    change takes effect only after a restart."""
 
     value: Any
     origin: str
@@ -32,7 +32,7 @@ class ConfigValue(Shape):
 
 
 class ConfigTables(Shape):
-    """By table and key, as in a file."""
+    """The settings by table and key, as in a file."""
 
     server: dict[str, ConfigValue]
     cluster: dict[str, ConfigValue]
@@ -43,7 +43,7 @@ class ConfigTables(Shape):
 
 
 class ConfigAnswer(Shape):
-    """The configuration that is in force. `last_error` is null once a reload has gone well."""
+    """The effective configuration. `last_error`: the last failed reload; null after a successful one."""
 
     file: str | None
     applied_at: TimeText

@@ -1,4 +1,4 @@
-"""JSON calls on the consumers of queues, and their answers."""
+"""JSON codec of the calls on a queue's consumers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluiceway.model.consumers import Consumer, Consumers, Query
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, given_text
 
 MAX_QUEUES = 20
-"""Of one answer, each with its consumers: at the most 700 KB, so some 14 MB."""
+"""Maximum number of queues in one answer. A queue with its consumers takes up to 700 KB, so an answer takes up to 14 MB."""
 
 Rate = Annotated[float, Meta(ge=0)]
 
@@ -31,7 +31,7 @@ class ConsumersListCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class QueryFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A query, as it tells of itself."""
+    """The report of a streaming query. Rates are items per second."""
 
     id: Label
     run_id: ShortText = ""
@@ -45,6 +45,7 @@ class QueryFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=F
     error: ShortText = ""
 
     def query(self) -> Query:
+        """The checked report. Raises `invalid_request`."""
         for field in ("run_id", "name", "error"):
             check_text(getattr(self, field), f"query.{field}")
         for field in ("input_per_s", "processed_per_s"):
@@ -69,7 +70,7 @@ class ConsumersReportCall(Call):
     query: QueryFields
 
     def told(self) -> tuple[str, Query]:
-        """The client, and what its query tells."""
+        """The client's id and its query's report. Raises `invalid_request`."""
         return given_text(self.client_id, "client_id") or "", self.query.query()
 
 
@@ -78,7 +79,7 @@ decode_report = JsonDecoder(ConsumersReportCall)
 
 
 def page(queues: Sequence[tuple[str, Consumers]], following: str | None, silent: Sequence[str]) -> bytes:
-    """The queues by their names; `following` is the pivot of the next page."""
+    """One page of queues with their consumers, as JSON. `following`: the next page's pivot. `silent`: instances that did not answer."""
     items = [
         QueueConsumers(
             queue_name=name,

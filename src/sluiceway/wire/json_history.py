@@ -1,4 +1,4 @@
-"""The JSON call on a queue's history, and its answer."""
+"""JSON codec of a queue's history."""
 
 from __future__ import annotations
 
@@ -21,5 +21,6 @@ decode_history = JsonDecoder(HistoryCall)
 
 
 def history(queue_name: str, found: History) -> bytes:
+    """The history as JSON: one series per measure, with one value per minute."""
     series = {name: list(found.series[name]) for name in (*LEVELS, OLDEST, *COUNTS)}
     return msgspec.json.encode(QueueHistory(queue_name=queue_name, first_at=time_field(found.first * MINUTE), series=series))

@@ -1,4 +1,4 @@
-"""JSON calls on a queue's items by their place in storage, and their answers."""
+"""JSON codec of the calls on a queue's stored items: list, import, delete, reload."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sluiceway.wire.shapes import Shape
 
 
 class ListedItem(Shape):
-    """An item where it lies. `attempts` counts the lease that it is in. A scheduled item has the id under which it was produced."""
+    """A stored item. `attempts` includes its current lease. A scheduled item is listed under the id under which it was produced."""
 
     id: ItemIdText
     origin: ItemIdText
@@ -48,14 +48,14 @@ class ListedItem(Shape):
 
 
 class ListedItems(Shape):
-    """Some items, by offset. `next` is the pivot of the next page."""
+    """A page of items in the order of their offsets. `next`: the pivot of the next page."""
 
     items: list[ListedItem]
     next: ItemIdText | None
 
 
 class Imported(msgspec.Struct):
-    """What the messages of `storage/items.import` are made from: the imported items that are still stored, by offset."""
+    """The answer of `storage/items.import` before it becomes protobuf: the imported items that are still stored, by offset."""
 
     first_id: str
     items: list[ListedItem]
@@ -67,6 +67,7 @@ class ListItemsCall(Call):
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
 
     def request(self, record: QueueRecord, scheduled: bool) -> ListItems:
+        """The listing to run, of waiting and leased items or of `scheduled` ones. Raises `invalid_request`."""
         check_partition(self.partition, record)
         start = 0
         if self.pivot:
@@ -78,7 +79,7 @@ class ListItemsCall(Call):
 
 
 class ImportItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """An item as it is listed. What it was before (its id, lease, deadline, attempts, time) may be there, and is not taken over."""
+    """An item in the form of a listing. Its former id, lease, deadlines, attempts and time are accepted and ignored."""
 
     payload: Annotated[bytes, Meta(max_length=MAX_PAYLOAD_BYTES)] = b""
     kind: ShortText | None = None
@@ -106,6 +107,7 @@ class ImportCall(Call):
     request_timeout: Duration = "30s"
 
     def request(self, record: QueueRecord, now: Millis) -> Produce:
+        """The produce to run. Raises as `check_count` and `check_batch` do."""
         check_partition(self.partition, record)
         check_count(self.items, "items", MAX_ITEMS_JSON)
         batch = batch_of([item.item() for item in self.items])
@@ -119,9 +121,10 @@ class DeleteItemsCall(Call):
     request_timeout: Duration = "30s"
 
     def request(self, record: QueueRecord) -> DeleteItems:
+        """The deletion to run. Raises `invalid_request` and `too_many_items`."""
         check_partition(self.partition, record, removed=True)
         check_count(self.ids, "ids", MAX_ITEMS_JSON)
-        # An item has no disposition here; one is as good as another to group by.
+        # A deletion has no disposition. Grouping needs one, so any will do.
         grouped = group_items(self.ids, repeat(DONE), record, "ids[{}]".format, self.partition)
         offsets = {partition: chosen.offsets for partition, (chosen,) in grouped.selections.items() if chosen.offsets is not None}
         return DeleteItems(offsets, request_timeout(self.request_timeout), grouped.foreign)
@@ -135,7 +138,7 @@ _decode_import = JsonDecoder(ImportCall)
 
 
 def decode_import(body: bytes) -> ImportCall:
-    """As a JsonDecoder; raises `too_many_items` for a body of so many that decoding them would take the memory of the process."""
+    """Decode an import. Raises as JsonDecoder and `refuse_many_objects` do."""
     refuse_many_objects(body)
     return _decode_import(body)
 
@@ -146,19 +149,21 @@ decode_reload = JsonDecoder(ReloadCall)
 
 
 def listed(record: QueueRecord, partition: int, page: inspection.ItemsPage) -> bytes:
+    """One page of a partition's items as JSON."""
     items = [item for batch, standing in page.rows for item in _items(record, batch, standing)]
     following = None if page.last is None else str(ItemId(record.incarnation, partition, page.last))
     return msgspec.json.encode(ListedItems(items, following))
 
 
 def imported(record: QueueRecord, produced: Produced, page: inspection.ItemsPage) -> bytes:
-    """`Imported`, as JSON. The rows of `page` are those of the imported items that were found."""
+    """`Imported` as JSON. `page` has the imported items that are still stored."""
     items = [item for batch, standing in page.rows for item in _items(record, batch, standing)]
     first_id = ItemId(record.incarnation, produced.partition, produced.first_offset)
     return msgspec.json.encode(Imported(str(first_id), items))
 
 
 def deleted(answer: inspection.Deleted) -> bytes:
+    """The answer of `storage/items.delete` as JSON: the number of deleted items, and the ignored ids with their reasons."""
     return msgspec.json.encode(Deleted(deleted=answer.deleted, ignored=[Left(id=text, reason=reason) for text, reason in answer.ignored]))
 
 

@@ -1,4 +1,4 @@
-"""JSON calls on the instances of a cluster, and their answers."""
+"""JSON codec of the calls on a cluster's instances."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RoundsListCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InstancesUpdateCall(msgspec.Struct, forbid_unknown_fields=True):
-    """What is not given stays as it is."""
+    """Change the group's parameters or strategy. Absent fields keep their values."""
 
     settle_timeout: str | UnsetType = UNSET
     round_interval: str | UnsetType = UNSET
@@ -36,13 +36,14 @@ class InstancesUpdateCall(msgspec.Struct, forbid_unknown_fields=True):
     strategy: Literal["rounds", "claims"] | UnsetType = UNSET
 
     def times(self) -> dict[str, Millis]:
-        """Those that are given. Raises `invalid_request`, also if nothing is."""
+        """The given parameters in milliseconds, by name. Raises `invalid_request` for a malformed one, or if the call changes nothing."""
         found = {name: parse_duration(text, name) for name in BOUNDS if (text := getattr(self, name)) is not UNSET}
         if not found and self.strategy is UNSET:
-            raise invalid("body", f"expected one of {', '.join(BOUNDS)}, strategy")
+            raise invalid("body", f"nothing to change; give at least one of {', '.join(BOUNDS)}, strategy")
         return found
 
     def wanted_strategy(self) -> Strategy | None:
+        """The given strategy; None: unchanged."""
         return None if self.strategy is UNSET else self.strategy
 
 
@@ -51,6 +52,7 @@ decode_instances_update = JsonDecoder(InstancesUpdateCall)
 
 
 def instance_list(cluster: ClusterInfo) -> bytes:
+    """The cluster's instances, parameters and last round, as JSON."""
     return msgspec.json.encode(
         answers.InstanceList(
             items=[_instance(each) for each in cluster.instances],
@@ -92,7 +94,7 @@ def _round(found: RoundInfo | None) -> answers.LastRound | None:
 
 
 def round_list(rounds: Iterable[SealedRound], queues: Mapping[str, str]) -> bytes:
-    """`queues` has the names by incarnation; one that is not there was deleted."""
+    """The rounds with their moves, as JSON. `queues`: queue names by incarnation; a missing incarnation means a deleted queue."""
     return msgspec.json.encode(answers.RoundList(items=[_sealed(each, queues) for each in rounds]))
 
 
@@ -118,6 +120,7 @@ def _move(found: Move, queues: Mapping[str, str]) -> answers.MovedPartition:
 
 
 def partition_explained(partition: int, backend: str, state: str, found: Belonging) -> bytes:
+    """The ownership of a partition, with its reason, as JSON."""
     return msgspec.json.encode(
         PartitionExplanation(
             partition=partition,

@@ -1,4 +1,4 @@
-"""JSON calls that bring, take and show items. One decode a request, every limit enforced, every refusal naming its field."""
+"""JSON codec of produce, lease, peek and explain. A body is decoded once, every limit is enforced, and every error names its field."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ from sluiceway.wire.outcome_selection import belongs, check_partition
 _OPTIONAL = {field.name: field for field in OPTIONAL}
 
 _OFFSET_BYTES = 4
-"""What a payload takes in columns, beside its bytes."""
+"""The size of a payload's offset in a column."""
 _CHARACTER_BYTES = 4
-"""At most, in UTF-8."""
+"""Maximum size of a character in UTF-8."""
 
 _EASY_BYTES = 1 << 20
+"""Bodies up to this size are decoded without counting their objects."""
 _MOST_OBJECTS = 1 + 2 * MAX_ITEMS_JSON
-"""The request, and for each item itself and its headers."""
+"""Maximum number of JSON objects in a request: its own, and two per item (the item and its headers)."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.DOTALL)
-"""A JSON string, or what begins as one. It matches at every quote, so it never goes over the same bytes twice."""
+"""A JSON string, terminated or not. It matches at every quote, so no byte is scanned twice."""
 
 
 class ProduceFields(Call):
-    """What a produce says beside its items: fields in JSON, the query string with Arrow."""
+    """The fields of a produce other than its items. JSON has them in the body, Arrow in the query string."""
 
     request_timeout: Duration = "30s"
     idempotency_key: Label | None = None
@@ -57,19 +58,20 @@ class ProduceFields(Call):
     idempotency_window: Duration | None = None
 
     def key(self, record: QueueRecord) -> ProduceKey | None:
+        """The idempotency key; None: the call has none. Raises `invalid_request`."""
         key = given_text(self.idempotency_key, "idempotency_key")
         group = given_text(self.idempotency_group, "idempotency_group")
         for own in (TRANSFER_GROUP, MOVE_GROUP):
             if group is not None and group.startswith(own):
-                raise invalid("idempotency_group", f"groups that begin with {own} are the server's own")
+                raise invalid("idempotency_group", f"names that begin with {own} are reserved for the server")
         if group is None and self.idempotency_sequence is not None:
-            raise invalid("idempotency_sequence", "is only meant together with idempotency_group")
+            raise invalid("idempotency_sequence", "requires idempotency_group")
         if key is None:
             if group is not None:
-                raise invalid("idempotency_key", "required together with idempotency_group")
+                raise invalid("idempotency_key", "required with idempotency_group")
             return None
         if group is not None and self.idempotency_window is not None:
-            raise invalid("idempotency_window", "the keys of an idempotency_group have no window")
+            raise invalid("idempotency_window", "cannot be combined with idempotency_group, whose keys have no window")
         window = record.idempotency_window
         if self.idempotency_window is not None:
             window = check_duration(self.idempotency_window, "idempotency_window", 1, window)
@@ -90,6 +92,7 @@ class ProduceCall(ProduceFields, kw_only=True):
     items: Annotated[list[Annotated[Item, ONE_PAYLOAD]], SOME_JSON]
 
     def request(self, record: QueueRecord, now: Millis) -> Produce:
+        """The produce to run. `now` is in milliseconds. Raises `invalid_request` and `too_many_items`."""
         check_count(self.items, "items", MAX_ITEMS_JSON)
         batch = few_of(self.items) if len(self.items) <= MAX_FEW else None
         if batch is None:
@@ -99,7 +102,10 @@ class ProduceCall(ProduceFields, kw_only=True):
 
 
 def few_of(items: Sequence[Item]) -> SmallBatch | None:
-    """The items by their values; None for what `batch_of` is for: large items, due ones, and what may be over a limit."""
+    """The items as a small batch. None if they need `batch_of`: they are large, scheduled, or possibly over a limit.
+
+    Raises `invalid_request` for an item without exactly one payload.
+    """
     payloads, others = [], {}
     nbytes = 0
     for at, item in enumerate(items):
@@ -127,7 +133,7 @@ def few_of(items: Sequence[Item]) -> SmallBatch | None:
 
 
 def batch_of(items: Sequence[Item]) -> pa.RecordBatch:
-    """The items as one batch of `payload` and those columns in which any item has a value."""
+    """The items as one record batch: `payload`, and each column in which an item has a value. Raises `invalid_request`."""
     fields = [PAYLOAD]
     columns = [pa.array([_payload(item, at) for at, item in enumerate(items)], PAYLOAD.type)]
     for name in ("kind", "encoding", "reference"):
@@ -177,14 +183,17 @@ class LeaseCall(Call):
     before_offsets: Annotated[dict[PartitionNumber, Natural], Meta(max_length=MAX_PARTITIONS)] | None = None
 
     def request(self, record: QueueRecord) -> Lease:
-        """Whether there is such a partition is for the queue to say: the record may be an old one."""
+        """The lease to run. Raises `invalid_request`.
+
+        The partition is not checked against `record`, which may be outdated. The queue checks it.
+        """
         if not self.client_id:
             raise invalid("client_id", "must not be empty")
         if self.partition is not None and self.max_partitions > 1:
-            raise invalid("max_partitions", "is only meant without partition")
+            raise invalid("max_partitions", "cannot be combined with partition")
         wait = request_timeout(self.request_timeout)
         if wait and self.before_offsets is not None:
-            raise invalid("request_timeout", "0s, with before_offsets: what comes is not before them")
+            raise invalid("request_timeout", "must be 0s with before_offsets, because later items are not before these offsets")
         return Lease(
             check_text(self.client_id, "client_id"),
             self.batch_size,
@@ -202,7 +211,7 @@ class LeaseCall(Call):
             return None
         lease = parse_lease_id(self.after_lease, "after_lease")
         if lease.partition != self.partition or not belongs(lease, record):
-            raise invalid("after_lease", "expected a lease of the partition that the call names")
+            raise invalid("after_lease", "expected a lease of the call's partition")
         return lease.number
 
 
@@ -213,32 +222,32 @@ class PeekCall(Call):
     partition: PartitionNumber | None = None
 
     def request(self, record: QueueRecord) -> Peek:
-        """Raises `lease_not_found` for a lease of another incarnation of the queue."""
+        """The peek to run. Raises `invalid_request`, and `lease_not_found` for a lease of another queue or incarnation."""
         if self.lease_id is None:
             if self.start is not None:
-                raise invalid("start", "is only meant together with lease_id")
+                raise invalid("start", "requires lease_id")
             check_partition(self.partition, record)
             return Peek(self.limit, self.partition)
         if self.partition is not None:
             raise invalid("partition", "a lease names its partition: give lease_id or partition, not both")
         lease = parse_lease_id(self.lease_id, "lease_id")
         if not belongs(lease, record):
-            raise SluicewayError("lease_not_found", f"{self.lease_id} is no lease of this queue", "lease_id")
+            raise SluicewayError("lease_not_found", f"{self.lease_id} is not a lease of this queue", "lease_id")
         return Peek(self.limit, lease.partition, lease.number, self.start or 0)
 
 
 class ExplainCall(Call):
-    """Of an item, or of a partition."""
+    """Explain an item or a partition."""
 
     id: ItemIdText | None = None
     partition: PartitionNumber | None = None
 
     def item(self) -> ItemId | None:
-        """None: of the partition."""
+        """The item's id; None: the call explains its partition. Raises `invalid_request`."""
         if self.id is None and self.partition is None:
-            raise invalid("id", "required, or partition")
+            raise invalid("id", "id or partition is required")
         if self.id is not None and self.partition is not None:
-            raise invalid("partition", "goes without id: either says what to explain")
+            raise invalid("partition", "cannot be combined with id")
         return None if self.id is None else parse_item_id(self.id, "id")
 
 
@@ -246,13 +255,13 @@ _decode_produce = JsonDecoder(ProduceCall)
 
 
 def refuse_many_objects(body: bytes) -> None:
-    """Raises `too_many_items` for a body of so many items that decoding them would take the memory of the process."""
+    """Raises `too_many_items` for a body with so many items that decoding it could exhaust the process's memory."""
     if len(body) > _EASY_BYTES and body.count(b"{") > _MOST_OBJECTS and _STRING.sub(b"", body).count(b"{") > _MOST_OBJECTS:
-        raise SluicewayError("too_many_items", f"items: more than {MAX_ITEMS_JSON:,}, which is what one call carries at most", "items")
+        raise SluicewayError("too_many_items", f"items: one call may have at most {MAX_ITEMS_JSON:,} entries", "items")
 
 
 def decode_produce(body: bytes) -> ProduceCall:
-    """Raises as a JsonDecoder does, and as `refuse_many_objects`."""
+    """Decode a produce. Raises as JsonDecoder and `refuse_many_objects` do."""
     refuse_many_objects(body)
     return _decode_produce(body)
 

@@ -1,4 +1,4 @@
-"""JSON calls on leased items: complete, release, retry, settle, extend."""
+"""JSON codec of the calls on leased items: complete, release, retry, settle, extend."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from sluiceway.wire.outcome_selection import Grouped, check_partition, group_ite
 
 
 class SettleFields(Call):
+    """The fields of every settling call."""
+
     request_timeout: Duration = "30s"
 
 
 class _CheckedCall(SettleFields):
-    """A call that may insist on whose the leases are, and on that nothing is ignored."""
+    """A call with two optional checks: `client_id` must own the leases, and `strict` fails if an id is ignored."""
 
     client_id: Label | None = None
     strict: bool = False
 
     def owner(self) -> str | None:
+        """The client that must own the leases; None: any. Raises `invalid_request`."""
         return given_text(self.client_id, "client_id")
 
 
@@ -42,10 +45,13 @@ class _IdsCall(_CheckedCall):
     def grouped(
         self, record: QueueRecord, disposition: Disposition, partition: int | None
     ) -> tuple[Grouped, list[tuple[int, int]], list[str]]:
-        """The items by partition, the leases as (partition, number), and the leases that cannot be this queue's."""
+        """The items by partition, the leases as (partition, number), and the ids of leases of other queues.
+
+        Raises `invalid_request` and `too_many_items`.
+        """
         ids, lease_ids = self.ids or [], self.lease_ids or []
         if not ids and not lease_ids:
-            raise invalid("ids", "at least one of ids and lease_ids must name something")
+            raise invalid("ids", "give at least one id in ids or lease_ids")
         check_count(ids, "ids", MAX_ITEMS_JSON, least=0)
         check_count(lease_ids, "lease_ids", MAX_ITEMS_JSON, least=0)
         check_partition(partition, record, removed=True)
@@ -54,11 +60,12 @@ class _IdsCall(_CheckedCall):
 
 
 class SelectCall(_IdsCall):
-    """`queue.complete` and `queue.release`: one outcome for all that is named."""
+    """`queue.complete` and `queue.release`: one outcome for all named items and leases."""
 
     partition: PartitionNumber | None = None
 
     def request(self, record: QueueRecord, disposition: Disposition) -> Settle:
+        """The settle to run, with `disposition` for all. Raises `invalid_request` and `too_many_items`."""
         grouped, leases, foreign = self.grouped(record, disposition, self.partition)
         select_leases(grouped, leases, disposition)
         return Settle(
@@ -78,6 +85,7 @@ class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     reason: ShortText | None = None
 
     def disposition(self, at: int, now: Millis) -> Disposition:
+        """The disposition of the item at index `at` of the call. `now` is in milliseconds. Raises `invalid_request`."""
         path = f"items[{at}]"
         reason = "" if self.reason is None else check_text(self.reason, f"{path}.reason")
         if self.dead:
@@ -99,6 +107,7 @@ class RetryCall(_CheckedCall, kw_only=True):
     partition: PartitionNumber | None = None
 
     def request(self, record: QueueRecord, now: Millis) -> Settle:
+        """The settle to run. `now` is in milliseconds. Raises `invalid_request` and `too_many_items`."""
         check_count(self.items, "items", MAX_ITEMS_JSON)
         check_partition(self.partition, record, removed=True)
         dispositions = [item.disposition(at, now) for at, item in enumerate(self.items)]
@@ -119,9 +128,10 @@ class SettleItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     reason: ShortText | None = None
 
     def disposition(self, at: int) -> Disposition:
+        """The disposition of the item at index `at` of the call. Raises `invalid_request`."""
         path = f"items[{at}]"
         if self.retry_after is not None and self.outcome != "retry":
-            raise invalid(f"{path}.retry_after", "is only meant with the outcome retry")
+            raise invalid(f"{path}.retry_after", "requires the outcome retry")
         reason = "" if self.reason is None else check_text(self.reason, f"{path}.reason")
         return Disposition(self.outcome, retry_after=_delay(self.retry_after, path), reason=reason)
 
@@ -130,6 +140,7 @@ class SettleCall(SettleFields, kw_only=True):
     items: Annotated[list[SettleItem], SOME_ARROW]
 
     def request(self, record: QueueRecord) -> Settle:
+        """The staging settle to run. Raises `invalid_request` and `too_many_items`."""
         check_count(self.items, "items", MAX_ITEMS_ARROW)
         dispositions = [item.disposition(at) for at, item in enumerate(self.items)]
         grouped = group_items([item.id for item in self.items], dispositions, record, "items[{}].id".format)
@@ -146,7 +157,8 @@ class ExtendCall(_IdsCall):
     lease_timeout: Duration | None = None
 
     def request(self, record: QueueRecord) -> Extend:
-        # An item has no disposition here; one is as good as another to group by.
+        """The extend to run. Raises `invalid_request` and `too_many_items`."""
+        # An extend has no disposition. Grouping needs one, so any will do.
         grouped, leases, foreign = self.grouped(record, DONE, None)
         offsets = {partition: chosen.offsets for partition, (chosen,) in grouped.selections.items() if chosen.offsets is not None}
         return Extend(

@@ -1,4 +1,4 @@
-"""JSON calls on queues as a whole: their settings, pausing, clearing, redrive."""
+"""JSON codec of the calls on whole queues: settings, pause, clear, redrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluiceway.model.requests import Clear, QueuePatch, QueueSpec, Redrive
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, given_queue, given_text, request_timeout
 
 _FIXED = ("incarnation", "created_at", "updated_at", "partitions", "paused", "rebalance")
-"""What `queues.info` shows beside the settings. It is named, so that an answer sent back whole is not called misspelt."""
+"""Fields of `queues.info` that are not settings. A client that sends a whole answer back is told that they are read-only, not unknown."""
 
 if TYPE_CHECKING:
     _SettingFields = Call
@@ -34,10 +34,10 @@ else:
 
 
 class _Settings(_SettingFields):
-    """The settings of a queue. One that is absent is left as it is, one that is null takes its default."""
+    """The settings of a queue. An absent setting keeps its value; null restores its default."""
 
     def settings(self) -> dict[str, Any]:
-        """Those that were named, as `QueueSettings` has them. Raises `invalid_request`."""
+        """The settings in the call by name, with values as in `QueueSettings`. Raises `invalid_request`."""
         named = {name: getattr(self, name) for name in QUEUE_SETTINGS}
         return {name: QUEUE_SETTINGS[name].read(value) for name, value in named.items() if value is not UNSET}
 
@@ -46,31 +46,33 @@ class CreateCall(_Settings):
     requested_partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
 
     def spec(self) -> QueueSpec:
+        """The queue to create. Raises `invalid_request`."""
         settings = self.settings()
         spec = QueueSpec(check_queue_name(self.queue_name), self.requested_partitions, **settings)
         if spec.lease_timeout > spec.max_lease_timeout:
             field = "lease_timeout" if "lease_timeout" in settings else "max_lease_timeout"
             most = format_duration(spec.max_lease_timeout)
-            raise invalid(field, f"leases of {format_duration(spec.lease_timeout)} are longer than the most of {most}")
+            raise invalid(field, f"lease_timeout is {format_duration(spec.lease_timeout)}, longer than max_lease_timeout, which is {most}")
         return spec
 
 
 class UpdateCall(_Settings):
     version: Natural | None = None
     requested_partitions: Natural | None = None
-    """It may be said as it is: Querator's clients send back all that they were told."""
+    """Accepted if it equals the queue's number, because Querator's clients send back every field of the queue."""
 
     def patch(self) -> QueuePatch:
+        """The change to make. Raises `invalid_request`, also if the call changes nothing."""
         check_queue_name(self.queue_name)
         named = self.settings()
         if not named and self.requested_partitions is None:
-            raise SluicewayError("invalid_request", f"there is nothing to change; name at least one of {', '.join(QUEUE_SETTINGS)}")
+            raise SluicewayError("invalid_request", f"nothing to change; give at least one of {', '.join(QUEUE_SETTINGS)}")
         return QueuePatch(named, self.version)
 
     def check_partitions(self, partitions: int) -> None:
-        """Raises `invalid_request` for another number than the queue has."""
+        """Raises `invalid_request` if `requested_partitions` differs from the queue's number of partitions."""
         if self.requested_partitions not in (None, partitions):
-            detail = f"cannot be changed by queues.update; it is {partitions}, leave it out, and change it by queue.rebalance"
+            detail = f"cannot be changed with queues.update; it is {partitions}. Leave it out, and use queue.rebalance"
             raise invalid("requested_partitions", detail)
 
 
@@ -80,7 +82,7 @@ class ListCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class QueueCall(Call):
-    """`queues.info` and `queue.stats`: the name alone."""
+    """`queues.info` and `queue.stats`: only the queue's name."""
 
 
 class DeleteCall(Call):
@@ -93,6 +95,7 @@ class PauseCall(Call):
     verbs: Annotated[tuple[Verb, ...], SOME] = ("produce", "lease")
 
     def wanted(self) -> Sequence[Verb]:
+        """The verbs, each once. Raises `invalid_request` if there are none."""
         if not self.verbs:
             raise invalid("verbs", "must name produce, lease or both")
         return tuple(dict.fromkeys(self.verbs))
@@ -104,8 +107,9 @@ class ClearCall(Call):
     request_timeout: Duration = "30s"
 
     def request(self) -> Clear:
+        """The clear to run. Raises `invalid_request` if it would drop nothing."""
         if not self.ready and not self.scheduled:
-            raise invalid("ready", "there is nothing to drop: ready or scheduled must be true")
+            raise invalid("ready", "nothing to drop; set ready or scheduled to true")
         return Clear(request_timeout(self.request_timeout), self.ready, self.scheduled)
 
 
@@ -118,9 +122,10 @@ class RedriveCall(Call):
     request_timeout: Duration = "30s"
 
     def request(self) -> Redrive:
+        """The redrive to run. Raises `invalid_request`."""
         target = given_queue(self.target, "target")
         if target == self.queue_name:
-            raise invalid("target", "is the queue that the items are taken from")
+            raise invalid("target", "must differ from the queue that the items come from")
         return Redrive(
             request_timeout(self.request_timeout),
             self.limit,
@@ -135,12 +140,12 @@ _decode_update = JsonDecoder(UpdateCall)
 
 
 def decode_update(body: bytes) -> UpdateCall:
-    """As a JsonDecoder; a field that is no setting but part of a queue is said to be unchangeable."""
+    """Decode an update. Raises as JsonDecoder does. For a read-only field of the queue, the error says so."""
     try:
         return _decode_update(body)
     except SluicewayError as error:
         if error.field in _FIXED:
-            raise invalid(error.field, "cannot be changed by queues.update; leave it out") from None
+            raise invalid(error.field, "cannot be changed with queues.update; leave it out") from None
         raise
 
 

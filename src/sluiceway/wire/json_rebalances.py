@@ -1,4 +1,4 @@
-"""JSON calls on rebalances, and their answers."""
+"""JSON codec of the calls on rebalances."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, given_qu
 MAX_LISTED = 100
 MAX_RATE = 1_000_000_000
 _SECOND = 1_000
-"""An estimate has no milliseconds."""
+"""In milliseconds. Estimated times are rounded up to whole seconds."""
 PartitionCount = Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)]
 Rate = Annotated[int, Meta(ge=1, le=MAX_RATE)]
 
@@ -42,13 +42,14 @@ class RebalanceCall(Call):
     plan_id: Label | None = None
 
     def checked(self) -> RebalanceCall:
+        """The call itself, once it is checked. Raises `invalid_request`."""
         _check_rate(self.drain, self.rate)
         given_text(self.plan_id, "plan_id")
         return self
 
 
 class RebalanceManyCall(msgspec.Struct, forbid_unknown_fields=True):
-    """Of all queues whose names match, or of `all`: one of the two."""
+    """Rebalance the queues whose names match `match`, or all queues with `all`. Give exactly one of the two."""
 
     match: Pattern | None = None
     all: bool = False
@@ -57,9 +58,10 @@ class RebalanceManyCall(msgspec.Struct, forbid_unknown_fields=True):
     rate: Rate | None = None
 
     def pattern(self) -> str:
+        """The pattern of queue names. Raises `invalid_request`."""
         _check_rate(self.drain, self.rate)
         if self.all == (self.match is not None):
-            raise invalid("match", "say which queues: a pattern of names such as orders-*, or else all")
+            raise invalid("match", "give either match, a pattern of queue names such as orders-*, or all")
         return "*" if self.match is None else check_pattern(self.match, "match")
 
 
@@ -69,12 +71,13 @@ class RebalanceIdCall(msgspec.Struct, forbid_unknown_fields=True):
     id: Label
 
     def checked(self) -> str:
+        """The checked id. Raises `invalid_request`."""
         given_text(self.id, "id")
         return self.id
 
 
 class RebalancesListCall(msgspec.Struct, forbid_unknown_fields=True):
-    """`pivot`: the id of the rebalance to go on after, which is to say before in time."""
+    """List rebalances, newest first. `pivot`: the id of the previous page's last one; the page continues with older ones."""
 
     queue_name: QueueName | None = None
     open: bool = False
@@ -82,6 +85,7 @@ class RebalancesListCall(msgspec.Struct, forbid_unknown_fields=True):
     pivot: Label | None = None
 
     def checked(self) -> RebalancesListCall:
+        """The call itself, once its texts are checked. Raises `invalid_request`."""
         given_queue(self.queue_name, "queue_name")
         given_text(self.pivot, "pivot")
         return self
@@ -95,7 +99,7 @@ class PartitionCall(Call):
 
 def _check_rate(drain: DrainMode, rate: int | None) -> None:
     if rate is not None and drain != "copy":
-        raise invalid("rate", "goes with drain copy: a natural drain is as fast as the consumers are")
+        raise invalid("rate", "requires drain copy: a natural drain goes at the consumers' pace")
 
 
 decode_plan = JsonDecoder(PlanCall)
@@ -110,7 +114,7 @@ decode_partition = JsonDecoder(PartitionCall)
 
 
 class Planned(NamedTuple):
-    """A plan and what it was made for; `items` by partition, of those that are known."""
+    """A rebalance plan and the queue that it is for. `items`: item counts by partition, where they are known."""
 
     plan_id: str
     plan: model.Plan
@@ -120,7 +124,7 @@ class Planned(NamedTuple):
 
 
 def planned(found: Planned) -> bytes:
-    """What a rebalance would do."""
+    """A rebalance plan as JSON."""
     return msgspec.json.encode(
         answers.RebalancePlan(
             queue_name=found.record.queue_name,
@@ -148,7 +152,7 @@ def _plan(plan: model.Plan) -> answers.Plan:
 
 
 def rebalance(found: model.Rebalance, progress: RebalanceProgress | None = None) -> bytes:
-    """One rebalance."""
+    """One rebalance as JSON. `progress`: its drain so far; None: not known or not draining."""
     return msgspec.json.encode(_rebalance(found, progress))
 
 
@@ -195,13 +199,13 @@ def _progress(progress: RebalanceProgress) -> answers.RebalanceProgress:
 
 
 def page(found: Sequence[model.Rebalance], limit: int) -> bytes:
-    """The first `limit` of them; whether there are more says whether there is a next page."""
+    """The first `limit` of the rebalances as JSON. Pass one more than `limit` to say that there is a next page."""
     following = found[limit - 1].id if len(found) > limit else None
     return msgspec.json.encode(answers.RebalancePage(items=[_rebalance(each) for each in found[:limit]], next=following))
 
 
 def batch(found: RebalanceBatch) -> bytes:
-    """The rebalances that one call began."""
+    """The rebalances that one call started, and the queues that it left out with their reasons, as JSON."""
     left_out = [answers.LeftOut(queue_name=queue_name, reason=reason) for queue_name, reason in found.left_out]
     rebalances = [_rebalance(each) for each in found.rebalances]
     return msgspec.json.encode(answers.RebalanceBatch(batch=found.batch, rebalances=rebalances, left_out=left_out))

@@ -1,4 +1,4 @@
-"""Captures and their tasks in JSON: for the API, and for the command line, which reads the meta store by itself."""
+"""JSON codec of captures and their tasks. The API uses it, and so does the command line, which reads the meta store directly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CaptureName = Annotated[str, Meta(title="capture name", extra_json_schema={"patt
 
 
 class TasksGetCall(msgspec.Struct, forbid_unknown_fields=True):
-    """The capture of that name."""
+    """Get one capture by its name."""
 
     name: CaptureName
 
@@ -25,10 +25,12 @@ decode_get = JsonDecoder(TasksGetCall)
 
 
 def summary(group: TaskGroup) -> TaskSummary:
+    """The fields of a capture that the list shows."""
     return TaskSummary(**{name: getattr(group, name) for name in TaskSummary.__struct_fields__})
 
 
 def task_list(found: Iterable[TaskSummary | UnseenTasks]) -> bytes:
+    """The captures as JSON, the ones that could be read apart from the ones that could not."""
     seen: list[TaskSummary] = []
     unseen: list[UnseenTasks] = []
     for each in found:

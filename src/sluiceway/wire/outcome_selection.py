@@ -1,4 +1,4 @@
-"""Ids into selections: offsets of a partition, and their disposition. No Python work per item where it can be avoided."""
+"""Grouping of item and lease ids into selections: a partition's offsets and their disposition. It avoids Python work per item."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ _OFFSET_DIGITS = 18
 
 
 class Grouped(NamedTuple):
-    """Selections by partition, and the ids that cannot be this queue's."""
+    """Selections by partition. `foreign`: ids of other queues or incarnations."""
 
     selections: dict[int, list[Selection]]
     foreign: list[str]
 
     def add(self, partition: int, selection: Selection) -> None:
+        """Append a selection to its partition's list."""
         self.selections.setdefault(partition, []).append(selection)
 
 
 def has_partition(record: QueueRecord, partition: int) -> bool:
+    """Whether the record lists the partition."""
     return any(known.partition == partition for known in record.partitions)
 
 
 def belongs(identifier: ItemId | LeaseId, record: QueueRecord) -> bool:
-    """Whether it can be an id of this queue. Which partitions there are or were is for the queue to say: the record may be an old one."""
+    """Whether the id has the queue's incarnation. Its partition is not checked here, because the record may be outdated."""
     return identifier.incarnation == record.incarnation
 
 
 def check_partition(partition: int | None, record: QueueRecord, *, removed: bool = False) -> None:
-    """Raises `invalid_request` for a partition that the queue does not have. `removed`: one that it had will do, too."""
+    """Raises `invalid_request` for a partition that the queue does not have. `removed`: accept one that it had in the past."""
     if partition is None or has_partition(record, partition):
         return
     if partition >= record.given:
@@ -54,7 +56,7 @@ def group_items(
 ) -> Grouped:
     """Group item ids by partition and disposition. `path` names the field of the n-th id in an error.
 
-    Raises `invalid_request` for a text that is no item id, for an id outside `only_partition`, and for an id with two dispositions.
+    Raises `invalid_request` for a malformed id, for an id outside `only_partition`, and for an item with two dispositions.
     """
     groups = _by_place(ids, dispositions)
     grouped = Grouped({}, [])
@@ -72,10 +74,10 @@ def group_items(
 
 
 def _by_place(ids: Sequence[str], dispositions: Iterable[Disposition]) -> dict[tuple[str, Disposition], list[str]]:
-    """What stands behind the last dot of each id, by what stands before it and by disposition."""
+    """The part of each id after its last dot (the offset), grouped by the part before it and by disposition."""
     groups: dict[tuple[str, Disposition], list[str]] = {}
     if isinstance(dispositions, repeat) and ids:
-        # Mostly they are of one lease, which is seen without a look at each.
+        # Ids usually come from one lease. This finds out without a loop over them.
         place = ids[0].rpartition(".")[0]
         together = ",".join(ids)
         if together.startswith(f"{place}.") and together.count(f",{place}.") == together.count(",") == len(ids) - 1:
@@ -112,7 +114,9 @@ def group_rows(
     incarnation: str,
     record: QueueRecord,
 ) -> Grouped:
-    """Group rows, given in columns, by partition and disposition; `disposition_of` is each row's index into `dispositions`.
+    """Group rows by partition and disposition.
+
+    `partitions`, `offsets` and `disposition_of` are arrays with one entry per row. `disposition_of` indexes `dispositions`.
 
     Raises `invalid_request` for an item with two dispositions.
     """
@@ -132,7 +136,7 @@ def group_rows(
 
 
 def check_one_disposition(selections: dict[int, list[Selection]], field: str) -> None:
-    """An item that is given two dispositions in one call is the caller's mistake; which of them would win is not for us to choose."""
+    """Raises `invalid_request` for an item with two dispositions in one call. The caller has to choose one."""
     for partition, chosen in selections.items():
         parts = [selection.offsets for selection in chosen if selection.offsets is not None]
         if len(parts) < 2:
@@ -140,13 +144,16 @@ def check_one_disposition(selections: dict[int, list[Selection]], field: str) ->
         found, counts = np.unique(np.concatenate(parts), return_counts=True)
         if len(found) < sum(map(len, parts)):
             offset = int(found[np.argmax(counts > 1)])
-            raise invalid(field, f"the item of partition {partition} at offset {offset} is given two different outcomes")
+            raise invalid(field, f"the item of partition {partition} at offset {offset} has two different outcomes")
 
 
 def group_leases(
     lease_ids: Sequence[str], record: QueueRecord, only_partition: int | None = None
 ) -> tuple[list[tuple[int, int]], list[str]]:
-    """Lease ids as (partition, number), each once, and those that cannot be this queue's."""
+    """The leases as (partition, number) and the ids of leases of other queues, each once.
+
+    Raises `invalid_request` for a malformed id and for a lease outside `only_partition`.
+    """
     leases: dict[tuple[int, int], None] = {}
     foreign: dict[str, None] = {}
     for at, text in enumerate(lease_ids):
@@ -161,6 +168,6 @@ def group_leases(
 
 
 def select_leases(grouped: Grouped, leases: Iterable[tuple[int, int]], disposition: Disposition) -> None:
-    """Add all that is open in these leases."""
+    """Add a selection for all open items of each lease to `grouped`."""
     for partition, number in leases:
         grouped.add(partition, Selection(disposition, lease=number))

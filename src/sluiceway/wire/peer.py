@@ -1,8 +1,8 @@
-"""What instances of a cluster say to one another: a head in msgpack, then the rows as Arrow record batches.
+"""Codec of the messages between a cluster's instances: a head in msgpack, then the rows as Arrow record batches.
 
     b"slw" · VERSION (1 byte) · length of the head (4 bytes, little-endian) · the head · zeros up to a multiple of 8 · the record batches
 
-A batch comes without its schema: all columns that items ever have are known on both sides, so a bit mask says which ones these are.
+A batch has no schema. Both sides know all columns that items can have, so a bit mask names the batch's columns.
 """
 
 from __future__ import annotations
@@ -70,26 +70,27 @@ from sluiceway.wire.ipc_header import batch_header
 
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
-"""Where an instance is asked, below the URL that its member record has."""
+"""Path of the peers' endpoint, below the URL in an instance's member record."""
 VERSION: Final = 6
-"""To be raised with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout: only peers of one version talk at all.
+"""Version of the protocol. Raise it with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout. Instances of different
+versions refuse each other's messages.
 
-2: partitions come and go, hand over their keys, and move their items; an instance that knows nothing of that must not own any.
-3: a lease may be for one partition.
-4: partitions are browsed.
-5: consumers are listed.
-6: a lease may end before an offset, and counts tell the next one; a produce with a key may be for one
-   partition, and what that answers is handed over before it is removed.
+2: partitions are created and removed, hand over their keys and move their items. An instance without this must not own any.
+3: a lease may name one partition.
+4: partitions can be browsed.
+5: consumers can be listed.
+6: a lease may end before an offset, and counts include the next offset. A produce with a key may name one partition, and its answer is
+   handed over before that partition is removed.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
-"""A batch's mask has bit n for the n-th of these."""
+"""The columns that items can have. Bit n of a batch's mask stands for the n-th one."""
 _POSITION: Final = (1 << len(POSITION)) - 1
 _PAYLOAD: Final = 1 << len(POSITION)
 
 
 class Kind(NamedTuple):
-    """A request, and what it is answered with."""
+    """A request type and the type of its answer."""
 
     request: type
     answer: Any
@@ -134,7 +135,7 @@ _SHOWN: Final = 200
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """`kind` is that of the request, also in its answer; `columns` are the masks of the batches that follow."""
+    """The head of a message. `kind`: the request's type, also in an answer. `columns`: the masks of the batches that follow."""
 
     kind: str
     body: msgspec.Raw
@@ -153,37 +154,37 @@ class _Error(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def encode_request(request: PeerRequest) -> bytes:
-    """The request as a body; its payloads are copied twice."""
+    """Encode a request. Payloads are copied twice."""
     if isinstance(request, Ask):
         return _encode(type(request.request).__name__, request.request, request.incarnation, request.payload)
     return _encode(type(request).__name__, request)
 
 
 def decode_request(body: bytes) -> PeerRequest:
-    """The request. Raises `invalid_body`: the body is of another version, or damaged. Its rows stay where they lie in the body."""
+    """Decode a request. Its rows are views of `body`. Raises `invalid_body` for a body of another version or a damaged one."""
     message = _decode(body, 0)
     kind = KINDS_OF_REQUESTS.get(message.head.kind)
     if kind is None or (kind.request in (Learn, Poll, ListConsumers)) is not (message.head.incarnation is None):
-        raise _unreadable(f"there is no request {message.head.kind[:_SHOWN]!r} like that")
+        raise _unreadable(f"there is no request {message.head.kind[:_SHOWN]!r} of this form")
     request = message.read(kind.request)
     return request if message.head.incarnation is None else Ask(message.head.incarnation, request, message.head.payload)
 
 
 def encode_answer(request: PeerRequest, answer: Any) -> bytes:
-    """The answer to that request as a body."""
+    """Encode the answer to a request."""
     return _encode(_kind(request), answer)
 
 
 def decode_answer(request: PeerRequest, body: bytes) -> Any:
-    """What that request was answered with. Raises `invalid_body`, as `decode_request`."""
+    """Decode the answer to a request. Raises `invalid_body` as `decode_request` does."""
     message, name = _decode(body, _POSITION), _kind(request)
     if message.head.kind != name:
-        raise _unreadable(f"it answers {message.head.kind[:_SHOWN]!r}, and {name!r} was asked")
+        raise _unreadable(f"it answers {message.head.kind[:_SHOWN]!r}, but the request was {name!r}")
     return message.read(KINDS_OF_REQUESTS[name].answer)
 
 
 def encode_error(error: SluicewayError) -> bytes:
-    """What the peer is to raise in place of an answer."""
+    """Encode an error, which the peer raises in place of an answer."""
     said = _Error(error.code, error.detail, error.field)
     if isinstance(error, RateLimitedError):
         said.retry_after = error.retry_after
@@ -193,18 +194,18 @@ def encode_error(error: SluicewayError) -> bytes:
 
 
 def decode_error(body: bytes) -> SluicewayError:
-    """The error that the peer sent. Raises `invalid_body`, as `decode_request`."""
+    """Decode an error that a peer sent. Raises `invalid_body` as `decode_request` does."""
     message = _decode(body, 0)
     said: _Error = message.read(_Error)
     if message.head.kind != _ERROR or said.code not in KINDS:
-        raise _unreadable("it is no error")
+        raise _unreadable("it is not an error")
     if said.retry_after is not None:
         return RateLimitedError(said.detail, said.retry_after)
     if said.text is None or said.other is None or said.field is None:
         return SluicewayError(said.code, said.detail, said.field)
-    # Anything else in braces would be looked up by `format`.
+    # `str.format` would evaluate any other expression in braces.
     if set("{}") & set(said.text.replace("{other}", "")):
-        raise _unreadable("its text has other braces than {other}")
+        raise _unreadable("its text has a placeholder other than {other}")
     return OtherQueueError(said.code, said.text, said.other, said.field)
 
 
@@ -224,7 +225,7 @@ def _encode(kind: str, content: Any, incarnation: str | None = None, payload: bo
         if isinstance(value, pa.RecordBatch | SmallBatch | Served):
             batches.append(in_columns(value))
             return len(batches) - 1
-        raise TypeError(f"{type(value).__name__} is not for a peer")
+        raise TypeError(f"{type(value).__name__} cannot be sent to a peer")
 
     body = msgspec.Raw(msgspec.msgpack.encode(content, enc_hook=write))
     fitted = [_fitted(batch) for batch in batches]
@@ -234,7 +235,7 @@ def _encode(kind: str, content: Any, incarnation: str | None = None, payload: bo
 
 
 def _fitted(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
-    """The batch's mask, and the batch with its columns in that order."""
+    """The batch's mask, and the batch with its columns in the order of COLUMNS."""
     names = set(batch.schema.names)
     mask = sum(1 << bit for bit, field in enumerate(COLUMNS) if field.name in names)
     schema = _schema(mask)
@@ -258,7 +259,7 @@ class _Message(NamedTuple):
     batches: Sequence[pa.RecordBatch]
 
     def read(self, kind: Any) -> Any:
-        """The content as that type. Raises `invalid_body`."""
+        """Decode the content as type `kind`. Raises `invalid_body`."""
         used = 0
 
         def read(wanted: Any, value: object) -> object:
@@ -275,7 +276,7 @@ class _Message(NamedTuple):
         except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
             raise _unreadable(str(error)) from None
         if used != len(self.batches):
-            raise _unreadable("it has batches that are not part of it")
+            raise _unreadable("it has unexpected batches")
         return content
 
 
@@ -284,14 +285,14 @@ def _offsets(value: object) -> Offsets:
         raise ValueError("offsets must be bytes")
     offsets = np.frombuffer(value, _LITTLE).astype(np.int64, copy=False)
     if len(offsets) and (offsets[0] < 0 or (offsets[1:] <= offsets[:-1]).any()):
-        raise ValueError("offsets must rise from 0 on")
+        raise ValueError("offsets must be ascending and not negative")
     return offsets
 
 
 def _decode(body: bytes, position: int) -> _Message:
-    """`position`: which columns of the position the rows must have, as a mask. All rows have payloads."""
+    """`position`: mask of the position columns that the rows must have. They must also have payloads."""
     if len(body) < _START.size or body[:3] != _MAGIC:
-        raise _unreadable("it does not begin as one")
+        raise _unreadable("it has no header")
     _, version, length = _START.unpack_from(body)
     if version != VERSION:
         said = f"it is of version {version}, and this instance speaks version {VERSION}: run the same release on all instances"
@@ -310,18 +311,18 @@ def _decode(body: bytes, position: int) -> _Message:
 
 
 def _batches(data: memoryview, masks: Sequence[int], needed: int) -> list[pa.RecordBatch]:
-    """Validated as what clients send is: a batch that is not sound could end the process."""
+    """Read and fully validate the batches, as for clients' requests: a malformed batch could crash the process."""
     source = pa.BufferReader(pa.py_buffer(data))
     batches = []
     for mask in masks:
         if not 0 < mask < 1 << len(COLUMNS) or mask & (_POSITION | _PAYLOAD) != needed:
-            raise ValueError("a batch of other columns than these")
+            raise ValueError("a batch has unexpected columns")
         message = pa.ipc.read_message(source)
         if message.type != "record batch":
             raise ValueError(f"a {message.type} message where a record batch was expected")
         header = batch_header(message.metadata)
         if header.compressed or not 0 < header.rows <= MAX_PAGE:
-            raise ValueError(f"a batch that is compressed, or of {header.rows} rows")
+            raise ValueError(f"a batch is compressed or has {header.rows} rows")
         batch = pa.ipc.read_record_batch(message, _schema(mask))
         batch.validate(full=True)
         for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -330,7 +331,7 @@ def _batches(data: memoryview, masks: Sequence[int], needed: int) -> list[pa.Rec
                 raise ValueError(f"the column {field.name!r} has nulls")
         batches.append(batch)
     if source.tell() != len(data):
-        raise ValueError("something follows its end")
+        raise ValueError("data follows its end")
     return batches
 
 

@@ -1,12 +1,12 @@
-"""Querator's calls on its own content type: how its messages become the JSON calls of this API, and their answers its messages.
+"""Translation of Querator's protobuf messages into this API's JSON calls, and of their answers back into messages.
 
-One entry of `CALLS` a call. What is not translated there is the same in both. Everywhere:
+`CALLS` has one entry per call. Fields that it does not mention are the same in both. These rules hold for every call:
 
-* A field that is empty, zero or false was not given, as protobuf cannot tell; the JSON call's default holds.
-* A time at or before 1970 was not given: clients send their language's zero time. Times are rounded up to milliseconds.
-* A stored item's time that does not apply is Go's zero time, so `AsTime().IsZero()` holds at the client.
-* Durations in answers are written as Go's `Duration.String` writes them.
-* A field that the call does not have is an error, as in JSON.
+* An empty, zero or false field counts as absent, because protobuf cannot tell the difference. The JSON call's default applies.
+* A time at or before 1970 counts as absent, because clients send their language's zero time. Times are rounded up to milliseconds.
+* A stored item's time that does not apply is Go's zero time, so that `AsTime().IsZero()` is true at the client.
+* Durations in answers have the form of Go's `Duration.String`.
+* An unknown field is an error, as in JSON.
 """
 
 from __future__ import annotations
@@ -55,24 +55,25 @@ _CODE_TEXTS: Final = {
 }
 
 _MOST_FIELDS: Final = MAX_ITEMS_JSON + 16
-"""Of a message, the repeated ones each time: as many items as a call may have, and its other fields. Nothing below repeats."""
+"""Maximum number of fields in a message, repeated ones counted each time: the most items of a call, and its other fields. Nested messages
+have no repeated fields."""
 _NOTHING_TO_LEASE: Final = "request timeout; no items are in the queue, try again"
-"""Querator's `MsgRequestTimeout`, word for word: its clients compare the message to tell an empty queue from a failure."""
+"""Querator's `MsgRequestTimeout`, verbatim. Its clients compare the message to tell an empty queue from a failure."""
 _ZERO_TIME: Final = {"seconds": -62_135_596_800}
-"""Go's zero time, 0001-01-01: what Querator sends for a time that does not apply. An absent one would read as 1970."""
+"""Go's zero time, 0001-01-01, which Querator sends for a time that does not apply. Clients would read an absent time as 1970."""
 _PAGE: Final = 1_000
-"""What Querator lists where no limit is given."""
+"""Querator's default page size."""
 _INT32: Final = (1 << 31) - 1
 _LAST_SECOND: Final = 253_402_300_799
-"""Of the year 9999, beyond which no time can be written."""
+"""The last second of the year 9999, the latest time that can be formatted."""
 _NAME_CHARACTERS: Final = "-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
-"""Of a queue's name, in their order; none begins with the first two."""
+"""The characters of queue names, in sort order. A name never begins with either of the first two."""
 _NAME_LENGTH: Final = 128
 
 
 @cache
 def _pool() -> DescriptorPool:
-    """A pool of our own: a process that also has Querator's messages must not find two of one kind."""
+    """A separate pool, so that a process that also loads Querator's messages has no duplicate message types."""
     pool = DescriptorPool()
     pool.AddSerializedFile(TIMESTAMP.serialized_pb)
     compiled = files("sluiceway.wire").joinpath("querator.binpb").read_bytes()
@@ -83,19 +84,23 @@ def _pool() -> DescriptorPool:
 
 @cache
 def message_class(name: str) -> type[Any]:
-    """The class of a message of `querator.proto`."""
+    """The Python class of a message type in `querator.proto`."""
     return GetMessageClass(_pool().FindMessageTypeByName(f"sluiceway.querator.{name}"))
 
 
 class Form(NamedTuple):
-    """How one call is translated. `fields` are the JSON call's; `answer` makes the answer's message, given the request and the JSON."""
+    """The translation of one call.
+
+    `request` names the message type. `fields` maps a message to the JSON call's fields. `answer` maps the message and the JSON answer to
+    the answer's message.
+    """
 
     request: str
     fields: Callable[[Any], dict[str, Any]]
     answer: Callable[[Any, bytes], Message]
 
     def read(self, body: bytes) -> tuple[Message, bytes]:
-        """The message, and the JSON body that says the same. Raises `invalid_body`, `invalid_request`, `too_many_items`."""
+        """Decode `body` into its message and the equivalent JSON body. Raises `invalid_body`, `invalid_request` and `too_many_items`."""
         kind = message_class(self.request)
         _count_fields(body)
         try:
@@ -105,19 +110,19 @@ class Form(NamedTuple):
         known = message.ByteSize()
         message.DiscardUnknownFields()
         if message.ByteSize() != known:
-            # Only then is it worth to look at each part for it.
+            # The search for the unknown field visits every part, so it runs only if there is one.
             _refuse_unknown(kind.FromString(body), "")
         return message, msgspec.json.encode(self.fields(message))
 
     def write(self, message: Message, answer: bytes) -> tuple[int, bytes]:
-        """The status and the body of the answer to that message."""
+        """The HTTP status and the body for `answer`, the JSON answer to `message`."""
         said: Any = self.answer(message, answer)
         status: int = said.code if said.DESCRIPTOR.name == "Reply" else OK
         return status, said.SerializeToString()
 
 
 def refusal(error: SluicewayError, request_id: str) -> tuple[int, bytes]:
-    """The status and the body of an error. The status is one that Querator's clients know: they take any other for a proxy's."""
+    """The HTTP status and the body of an error. Querator's clients attribute any status that they do not know to a proxy."""
     details = {"code": error.code, "request_id": request_id}
     if error.field is not None:
         details["field"] = error.field
@@ -146,17 +151,20 @@ def _reply(code: int, message: str = "", details: dict[str, str] | None = None) 
 
 
 def _undecodable(name: str) -> SluicewayError:
-    return SluicewayError("invalid_body", f"the body is not the {name} of querator.proto; was it made from another message?")
+    return SluicewayError("invalid_body", f"the body is not a {name} of querator.proto; check that the client sends this message")
 
 
 def _count_fields(body: bytes) -> None:
-    """Refuse a message of so many parts that decoding it would take the memory of the process. What is malformed is left to the decoder."""
+    """Raises `too_many_items` for a message with so many fields that decoding it could exhaust the process's memory.
+
+    A malformed message passes; the decoder refuses it.
+    """
     at, count, end = 0, 0, len(body)
     while at < end:
         tag = body[at]
         wire = tag & 7
         if wire == 2 and tag < 0x80 and at + 1 < end and body[at + 1] < 0x80:
-            # As almost all: a short number and a short length.
+            # The common case: field number and length take one byte each.
             at += 2 + body[at + 1]
         else:
             _, at = _varint(body, at)
@@ -171,7 +179,7 @@ def _count_fields(body: bytes) -> None:
                 return
         count += 1
         if count > _MOST_FIELDS:
-            raise SluicewayError("too_many_items", f"the message has more than {MAX_ITEMS_JSON:,} items; send several calls", "items")
+            raise SluicewayError("too_many_items", f"items: one call may have at most {MAX_ITEMS_JSON:,} entries", "items")
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
@@ -190,7 +198,7 @@ def _refuse_unknown(message: Message, path: str) -> None:
     unknown = UnknownFieldSet(message)
     if len(unknown):
         name = f"{path}field {unknown[0].field_number}"
-        raise invalid(name, f"unknown field of {message.DESCRIPTOR.name}; this server does not have what it asks for")
+        raise invalid(name, f"unknown field of {message.DESCRIPTOR.name}; this server does not support it")
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
@@ -202,7 +210,7 @@ def _refuse_unknown(message: Message, path: str) -> None:
 
 
 def _given(message: Any, *names: str) -> dict[str, Any]:
-    """Those fields that are neither empty nor zero."""
+    """The named fields that are neither empty nor zero."""
     return {name: value for name in names if (value := getattr(message, name))}
 
 
@@ -211,7 +219,7 @@ def _time(message: Any, name: str, path: str) -> dict[str, str]:
         return {}
     moment = getattr(message, name)
     if not (moment.seconds < _LAST_SECOND and 0 <= moment.nanos < 1_000_000_000):
-        raise invalid(f"{path}{name}", "is not a time before the year 10000")
+        raise invalid(f"{path}{name}", "expected a time before the year 10000")
     return {name: format_time(moment.seconds * 1_000 - (-moment.nanos // 1_000_000))} if moment.seconds > 0 else {}
 
 
@@ -240,7 +248,7 @@ def _produce(message: Any) -> dict[str, Any]:
 def _retry(message: Any) -> dict[str, Any]:
     _check_count(message.items)
     items = [
-        # The time of a dead item is of no use to anybody.
+        # A dead item is not retried, so its time is dropped.
         {"id": item.id, **({"dead": True} if item.dead else _time(item, "retry_at", f"items[{at}]."))}
         for at, item in enumerate(message.items)
     ]
@@ -249,7 +257,7 @@ def _retry(message: Any) -> dict[str, Any]:
 
 def _check_count(items: Any) -> None:
     if len(items) > MAX_ITEMS_JSON:
-        raise SluicewayError("too_many_items", f"items: {len(items):,} of them; one call carries at most {MAX_ITEMS_JSON:,}", "items")
+        raise SluicewayError("too_many_items", f"items: {len(items):,} entries; one call may have at most {MAX_ITEMS_JSON:,}", "items")
 
 
 def _create(message: Any) -> dict[str, Any]:
@@ -258,7 +266,7 @@ def _create(message: Any) -> dict[str, Any]:
 
 
 def _update(message: Any) -> dict[str, Any]:
-    """As there: what is empty of these three is made empty; times that are not given stay."""
+    """As in Querator, an empty value of these three fields clears the setting. An absent time keeps it."""
     _refuse_namespace(message)
     replaced = {"max_attempts": message.max_attempts, "reference": message.reference, "dead_queue": message.dead_queue or None}
     return {**_on_queue(message, "lease_timeout", "expire_timeout", "requested_partitions"), **replaced}
@@ -266,19 +274,19 @@ def _update(message: Any) -> dict[str, Any]:
 
 def _refuse_namespace(message: Any) -> None:
     if message.namespace:
-        raise invalid("namespace", "there are no namespaces here; leave it out")
+        raise invalid("namespace", "namespaces are not supported; leave it out")
 
 
 def _clear(message: Any) -> dict[str, Any]:
     if message.destructive:
         raise invalid("destructive", "leased items are never dropped; leave it out, or delete the queue")
     if not message.queue and not message.scheduled:
-        raise invalid("queue", "there is nothing to drop: queue or scheduled must be true")
+        raise invalid("queue", "nothing to drop; set queue or scheduled to true")
     return {"queue_name": message.queue_name, "ready": message.queue, "scheduled": message.scheduled}
 
 
 def _list_queues(message: Any) -> dict[str, Any]:
-    """There a page begins with its pivot, here after it."""
+    """Querator's page begins with its pivot, this API's page after it."""
     _refuse_namespace(message)
     return {"pivot": _name_before(message.pivot), "limit": message.limit or _PAGE}
 
@@ -294,7 +302,7 @@ def _name_before(name: str) -> str | None:
 
 
 def _list_items(message: Any) -> dict[str, Any]:
-    """There a page begins with its pivot, here after it."""
+    """Querator's page begins with its pivot, this API's page after it."""
     place, dot, offset = message.pivot.rpartition(".")
     pivot: str | None = message.pivot or None
     if dot and offset.isascii() and offset.isdigit() and len(offset) < 19:
@@ -335,7 +343,7 @@ _decode_deleted = msgspec.json.Decoder(Deleted).decode
 
 
 def _leased(message: Any, answer: bytes) -> Message:
-    """There an empty lease is an error; a client may take the first item of any other answer without looking."""
+    """In Querator an empty lease is an error, so clients take the first item of any other answer without a check."""
     leased = _decode_leased(answer)
     said: Message
     if not leased.items:
@@ -353,7 +361,7 @@ def _add_items(said: Any, items: Sequence[LeasedItem]) -> None:
         each = add()
         like = alike.get((item.attempts, item.lease_deadline))
         if like is None:
-            # To copy what neighbours have in common takes a third of the time of naming it for each.
+            # Copying the shared values of items takes a third of the time of setting them on each.
             like = message_class("LeasedItem")(attempts=min(item.attempts, _INT32), lease_deadline=times.of(item.lease_deadline))
             alike[item.attempts, item.lease_deadline] = like
         each.CopyFrom(like)
@@ -367,7 +375,7 @@ def _add_items(said: Any, items: Sequence[LeasedItem]) -> None:
 
 
 class _Times:
-    """Times as Timestamps; many items of an answer have the same."""
+    """A cache of times converted to Timestamps, because many items of an answer share one."""
 
     def __init__(self) -> None:
         self._known: dict[str | datetime | None, dict[str, int] | None] = {None: None}
@@ -420,7 +428,7 @@ def _queues(message: Any, answer: bytes) -> Message:
 
 
 def _stats(message: Any, answer: bytes) -> Message:
-    """Counts beyond what the field holds stay at its most. `total` is without scheduled items. Average ages are not kept: empty."""
+    """Counts are capped at the field's maximum. `total` excludes scheduled items. Average ages stay empty: they are not recorded."""
     counts = _decode_counts(answer)
     queues = [
         {
@@ -451,7 +459,7 @@ def _listed(message: Any, answer: bytes) -> Message:
 def _stored(items: Sequence[json_inspection.ListedItem]) -> Iterator[dict[str, Any]]:
     times = _Times()
     for item in items:
-        # There only an item that came from another queue has a source.
+        # In Querator only an item that came from another queue has a source.
         moved = item.origin.rpartition(".")[0] != item.id.rpartition(".")[0]
         yield {
             "id": item.id,
@@ -471,7 +479,7 @@ def _stored(items: Sequence[json_inspection.ListedItem]) -> Iterator[dict[str, A
 
 
 def _imported(message: Any, answer: bytes) -> Message:
-    """The items under their new ids, as they are stored. Of one that is gone already, what the request says of it."""
+    """The stored items under their new ids. An item that is no longer stored is answered from the request."""
     imported = _decode_imported(answer)
     stored = {item["id"]: item for item in _stored(imported.items)}
     place, _, first = imported.first_id.rpartition(".")
@@ -485,7 +493,7 @@ def _imported(message: Any, answer: bytes) -> Message:
 
 
 def _deleted(message: Any, answer: bytes) -> Message:
-    """There leased items go, too. Here they stay, which must not look like success; what is gone or was never there is ignored."""
+    """Querator also deletes leased items. Sluiceway keeps them, so it answers with an error. Ids of absent items are ignored."""
     deleted = _decode_deleted(answer)
     leased = [left.id for left in deleted.ignored if left.reason == "leased"]
     if not leased:

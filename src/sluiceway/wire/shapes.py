@@ -1,7 +1,6 @@
-"""The texts and answers of the API as types: answers are encoded from them, and OpenAPI is written from them and from the calls.
+"""Types of API answers that only the server needs. Answers are encoded from them, and the OpenAPI document is generated from them.
 
-What a `Meta` says here is for the reader of the OpenAPI document. The checks themselves are in the decoders: a refusal has to say more than
-that a pattern did not match.
+A `Meta` only documents a field. The decoders do the checks, because an error has to say more than that a pattern did not match.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from sluiceway.contract.item_answers import Ignored
 
 
 class Shape(msgspec.Struct, gc=False):
-    """An answer, or a part of one. Every field is there, also where it is null; a client passes over those that it does not know."""
+    """An answer, or a part of one. Every field is present, even if it is null. Clients ignore unknown fields."""
 
 
 class Done(Shape):
-    """Nothing more to say: it is done."""
+    """An empty answer: the call succeeded."""
 
 
 class Alive(Shape):
-    """The process answers."""
+    """The server process is running."""
 
     alive: bool
 
 
 class CheckInfo(Shape):
-    """Something that the server stands on, and how long it took to look at it."""
+    """The check of one dependency of the server. `took_ms`: the duration of the check in milliseconds."""
 
     name: str
     ok: bool
@@ -37,7 +36,7 @@ class CheckInfo(Shape):
 
 
 class Ready(Shape):
-    """Whether all is well, and if not, why, in words. `checks` are there where they were asked for."""
+    """The server's readiness. `problems`: the reasons if it is not ready. `checks`: present if the request asked for them."""
 
     ready: bool
     problems: list[str]
@@ -45,7 +44,7 @@ class Ready(Shape):
 
 
 class HealthCheck(Shape, rename="camel", omit_defaults=True):
-    """One component's health. `output` says what is wrong with it."""
+    """One component's health. `output`: the reason for a failure."""
 
     component_type: str
     status: Literal["pass", "fail"]
@@ -61,7 +60,7 @@ class Health(Shape):
 
 
 class Problem(Shape, omit_defaults=True):
-    """What went wrong. `field` is there where one field of the request is at fault, `ignored` with `stale_ids`."""
+    """An error. `field`: the invalid field of the request, if there is one. `ignored`: the ignored ids, with `stale_ids` only."""
 
     type: str
     title: str

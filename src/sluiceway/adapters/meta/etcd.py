@@ -155,7 +155,7 @@ class EtcdMetaStore:
                 async with asyncio.timeout(self._request_timeout / 1000):
                     stamp = await self._write_after(compares, writes)
         except (StoreUnavailableError, TimeoutError) as error:
-            raise MetaUnknownError(f"meta store: {str(error) or 'others commit all the time'}") from error
+            raise MetaUnknownError(f"meta store: {str(error) or 'too many concurrent commits'}") from error
         if stamp is None:
             raise ConflictError("a key, or something under a prefix, has changed")
         self._seen = max(self._seen, stamp)
@@ -242,7 +242,9 @@ class EtcdMetaStore:
     async def _upgrade(self, found: _Value) -> None:
         """Upgrade the layout unless it is current."""
         if found.value not in (EARLIER, LAYOUT):
-            raise StoreUnavailableError("this meta store in etcd is of a newer version of Sluiceway: use that, or another name in the URL")
+            raise StoreUnavailableError(
+                "a newer version of Sluiceway wrote this meta store; run that version, or change the name in the URL"
+            )
         if found.value == EARLIER:
             success = [{"request_put": {"key": self._layout, "value": LAYOUT}}]
             # If another instance comes first, it has done the same.
@@ -299,7 +301,7 @@ class EtcdMetaStore:
         message = {"create_request": {**self._under(prefix), "start_revision": start}}
         async for streamed in self._etcd.lines("/v3/watch", message, _Streamed, self._poll_interval):
             if streamed.result.canceled:
-                raise EtcdError("etcd has ended a watch")
+                raise EtcdError("etcd ended a watch")
             if streamed.result.events:
                 yield streamed.result.events[-1].kv.mod_revision
 

@@ -78,9 +78,9 @@ def parse_address(url: str) -> Address:
     if parts.scheme not in ("etcd", "etcds") or not hosts or parts.fragment:
         raise invalid("meta", f"expected {FORM}")
     if given.keys() - set(FILES):
-        raise invalid("meta", f"after the ? there may be only {', '.join(FILES)}")
+        raise invalid("meta", f"after the ?, expected only {', '.join(FILES)}")
     if given and parts.scheme == "etcd":
-        raise invalid("meta", f"{min(given)} is for TLS: expected etcds://…")
+        raise invalid("meta", f"{min(given)} needs TLS; use etcds://…")
     if not QUEUE_NAME.fullmatch(parts.path[1:] or DEFAULT_NAME):
         raise invalid("meta", "the name after the slash must be 1 to 128 of A-Z a-z 0-9 _ . -, not beginning with . or -")
     name, _, password = user.partition(":")
@@ -158,7 +158,7 @@ class EtcdGateway:
             if isinstance(error, httpx.ReadTimeout) and not silent:
                 return
             raise _broken(endpoint, error) from error
-        raise EtcdError(f"{_shown(endpoint)} has ended a stream")
+        raise EtcdError(f"{_shown(endpoint)} ended a stream")
 
     async def close(self) -> None:
         await self._transport.aclose()
@@ -223,7 +223,7 @@ def _decode(body: bytes, kind: type[T], endpoint: httpx.URL) -> T:
         # Its 64-bit numbers are strings.
         return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.DecodeError as error:
-        raise EtcdError(f"{_shown(endpoint)} does not speak as an etcd does: {error}") from None
+        raise EtcdError(f"{_shown(endpoint)} does not answer like an etcd: {error}") from None
 
 
 def _refused(endpoint: httpx.URL, status: int, body: bytes) -> EtcdError:
@@ -232,7 +232,7 @@ def _refused(endpoint: httpx.URL, status: int, body: bytes) -> EtcdError:
     except msgspec.DecodeError:
         problem = _Problem()
     if not problem.message:
-        return EtcdError(f"{_shown(endpoint)} answers {status}, and is no etcd of version 3.4 or newer")
+        return EtcdError(f"{_shown(endpoint)} answered HTTP {status}; it is not an etcd of version 3.4 or newer")
     hints = [f"; {hint}" for what, hint in _HINTS.items() if what in problem.message]
     return EtcdError(f"{_shown(endpoint)}: {problem.message}{''.join(hints)}", problem.code)
 

@@ -308,7 +308,7 @@ class PartitionFile:
             records[_KINDS[kind], key] = value
             crcs += crc
         if crcs != row[6]:
-            raise DamagedError(f"partition {self._name}: its records are not those of one moment")
+            raise DamagedError(f"partition {self._name}: its records are inconsistent")
         return Snapshot(row[3], row[4], records)
 
     def _roll_back(self) -> None:

@@ -169,10 +169,10 @@ class Connections:
             rows = await link.execute("SELECT current_setting('fsync'), current_setting('full_page_writes')")
         except psycopg.Error as error:
             await link.close()
-            raise StoreUnavailableError(f"the PostgreSQL server refuses the session: {error}") from error
+            raise StoreUnavailableError(f"the PostgreSQL server refused the session: {error}") from error
         if rows != [("on", "on")]:
             await link.close()
-            raise StoreUnavailableError("the PostgreSQL server runs with fsync or full_page_writes off: nothing it says is durable")
+            raise StoreUnavailableError("PostgreSQL runs with fsync or full_page_writes off, so its commits are not durable; turn both on")
         return link
 
     async def close(self) -> None:

@@ -43,15 +43,15 @@ class AsyncClient:
     (`unavailable`, `storage_full`, `queue_paused`, `too_many_requests`, no connection) is repeated for every call. An attempt whose outcome
     is unknown is repeated only if that is safe: not for `create_queue`, `delete_queue`, `redrive` (but for a dry run), `rebalance`,
     `rebalance_many`, `cancel_rebalance`, `create_key`, an `update_queue` with a `version`, a `lease` without a `lease_key`, and a produce
-    without a key. A call that is not repeated (any more) raises its last error, or `outcome_unknown` if an earlier attempt may have
-    taken effect. A single attempt takes at most its `request_timeout` (30 s) and a few seconds. `retry_for="0s"` never repeats.
+    without a key. A call that is not repeated again raises its last error, or `outcome_unknown` if an earlier attempt may have taken
+    effect. A single attempt takes at most its `request_timeout` (30 s) and a few seconds. `retry_for="0s"` never repeats.
 
     With `generate_keys`, a produce without a key is given a generated one, so that repeating it never stores an item twice. The server
     remembers that key for ten minutes (longer if the call may take longer), and at most a million keys per partition.
 
     `client_id` names this client in leases; by default it is random. `api_key` authenticates the client; by default it is the environment's
-    `SLUICEWAY_API_KEY`, and an empty one sends none. `ca_file` has the certificates (PEM) to verify an `https` server with, in place of the
-    public ones. `transport` is an httpx transport to send with; the client closes it.
+    `SLUICEWAY_API_KEY`, and an empty one sends none. `ca_file` names the certificates (PEM) that verify an `https` server, in place of the
+    public ones. `transport` is an httpx transport for all calls; the client closes it.
 
     With `direct`, calls on one partition go straight to the instance that owns it, and to `url` if that fails. It is off by default, since
     the instances' addresses must be reachable from here, and behind a load balancer they often are not.
@@ -197,7 +197,7 @@ class AsyncClient:
     ) -> answers.Produced:
         """Store up to 1,000 items in one partition, all of them durably or none. Returns their ids.
 
-        A repetition with the same `idempotency_key` stores nothing and returns the first call's answer; with other items it raises
+        A repeat with the same `idempotency_key` stores nothing and returns the first call's answer; with other items it raises
         `key_conflict`. The server remembers the key for `idempotency_window` (the queue's: 24 hours by default). With an
         `idempotency_group` it remembers the key until the group's `idempotency_sequence` rises; a lower sequence raises `stale_sequence`.
         Raises `queue_paused`.
@@ -298,7 +298,7 @@ class AsyncClient:
         client_id: str | None = None,
         strict: bool = False,
     ) -> answers.Released:
-        """Give back items that were not touched, by id or by lease. Returns their number, and the ids that were ignored.
+        """Give back unprocessed items, by id or by lease. Returns their number, and the ids that were ignored.
 
         The server offers them again under new ids, and does not count the attempt. `client_id` and `strict` as in `complete`.
         """
@@ -631,7 +631,8 @@ class AsyncClient:
     ) -> answers.InstanceList:
         """Change the cluster's times and `strategy` (`rounds` or `claims`) while it runs, and return its instances.
 
-        What is not given stays. A new round follows. Raises `invalid_request` for a time out of bounds, and at a server without a cluster.
+        Parameters that are None keep their values. A new round follows. Raises `invalid_request` for a time out of bounds, and on a server
+        without a cluster.
         """
         times = {
             "settle_timeout": settle_timeout,

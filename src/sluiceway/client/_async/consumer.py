@@ -135,7 +135,7 @@ class AsyncConsumer:
         self._pump()
 
     async def _finish(self) -> None:
-        """Stop in good order. If this is cancelled meanwhile, the calls under way are cancelled, too."""
+        """Stop and wait until the outcomes are sent. If this is cancelled, the calls in flight are cancelled, too."""
         self.stop()
         try:
             await self._ended.wait()
@@ -158,7 +158,7 @@ class AsyncConsumer:
         self._pump()
 
     def _pump(self) -> None:
-        """Carry out what is due now, and set a timer for what is due next."""
+        """Carry out the effects that are due, and set a timer for the next ones."""
         if self._ended.is_set():
             return
         if self._handler is not None:
@@ -200,7 +200,7 @@ class AsyncConsumer:
     def _called(self, task: asyncio.Task[None]) -> None:
         self._calls.discard(task)
         if task is self._ask and task.cancelled():
-            # The server gives back what it was about to send.
+            # The server puts back the items that it was about to send.
             self._manager.leased(Leased(queue_name=self._queue_name), _now())
         elif not task.cancelled() and task.exception() is not None:
             self._broken = task.exception()
@@ -267,10 +267,10 @@ class AsyncConsumer:
         except CallError as error:
             given_up = self._manager.settle_failed(error, _now(), random.random())
             if given_up:
-                log.warning("queue %s: the outcomes of %d items cannot be told (%s)", name, len(given_up), error.code)
+                log.warning("queue %s: the outcomes of %d items could not be sent (%s)", name, len(given_up), error.code)
             return
         for each in self._manager.settled(ignored, _now()):
-            log.warning("queue %s: the outcome of item %s was not taken: %s", name, each.id, each.reason)
+            log.warning("queue %s: the outcome of item %s was refused: %s", name, each.id, each.reason)
 
 
 def open_consumer(channel: AsyncChannel, queue_name: str, client_id: str, manager: LeaseManager) -> AsyncConsumer:

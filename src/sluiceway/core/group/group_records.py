@@ -66,7 +66,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         if min(self.beat_interval, self.lease_timeout, self.member_timeout) < 1 or min(self.settle_timeout, self.round_interval) < 0:
-            raise invalid("parameters", "a time is below its least")
+            raise invalid("parameters", "a time is below its minimum")
         if self.lease_timeout < 2 * self.beat_interval:
             raise invalid("lease_timeout", f"must be at least twice the beat_interval, which is {self.beat_interval}ms")
         if self.member_timeout < PATIENCE * self.lease_timeout:
@@ -79,7 +79,7 @@ def with_times(before: Parameters, times: Mapping[str, Millis]) -> Parameters:
     for name, time in times.items():
         least, most = BOUNDS[name]
         if not least <= time <= most:
-            raise invalid(name, f"expected {format_duration(least)} to {format_duration(most)}, and it is {format_duration(time)}")
+            raise invalid(name, f"expected {format_duration(least)} to {format_duration(most)}, got {format_duration(time)}")
     return msgspec.structs.replace(before, **times)
 
 

@@ -140,4 +140,4 @@ def _as_bits(slots: Iterable[int]) -> int:
 
 
 def _outdated(cursor: int, newest: int) -> SluicewayError:
-    return SluicewayError("version_conflict", f"this was decided at {cursor} of the queue's rebalances, and {newest} has been carried out")
+    return SluicewayError("version_conflict", f"the request is outdated: it has rebalance cursor {cursor}, the partition is at {newest}")

@@ -92,19 +92,19 @@ class KeyMemory:
         record = self.records.get(_name(key, placed))
         if record is None:
             if len(self.records) >= MAX_KEYS and _until(key, 1):
-                raise SluicewayError("too_many_requests", f"the partition remembers {MAX_KEYS} idempotency keys already; try later")
+                raise SluicewayError("too_many_requests", f"the partition has its maximum of {MAX_KEYS} idempotency keys; try again later")
             return None
         if key.group is not None and key.sequence != record.sequence:
             if key.sequence < record.sequence:
                 raise SluicewayError(
                     "stale_sequence",
-                    f"idempotency_sequence: group {key.group!r} has moved on from {key.sequence} to {record.sequence}",
+                    f"idempotency_sequence: group {key.group!r} is already at sequence {record.sequence}, above {key.sequence}",
                     "idempotency_sequence",
                 )
             return None
         seen = record.seen.get(key.key)
         if seen is None and len(record.seen) >= MAX_GROUP_KEYS:
-            detail = f"group {key.group!r} has {MAX_GROUP_KEYS} keys of sequence {key.sequence} already; raise idempotency_sequence"
+            detail = f"group {key.group!r} has the maximum of {MAX_GROUP_KEYS} keys at sequence {key.sequence}; raise idempotency_sequence"
             raise SluicewayError("invalid_request", f"idempotency_group: {detail}", "idempotency_group")
         return seen
 

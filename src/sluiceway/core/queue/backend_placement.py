@@ -40,4 +40,4 @@ def check_backends(backends: Mapping[str, BackendSettings]) -> None:
     """Raise `invalid_request` for backends that cannot be configured together."""
     place(1, {name: settings.partition_affinity for name, settings in backends.items()})
     if len({isinstance(settings, MemoryBackend) for settings in backends.values()}) > 1:
-        raise invalid("backends", "a memory backend cannot stand beside others: a queue would lose a part of its items at each start")
+        raise invalid("backends", "a memory backend cannot be combined with others: a queue would lose part of its items at each restart")

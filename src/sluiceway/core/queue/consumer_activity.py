@@ -39,7 +39,7 @@ class ConsumerBook:
         """Record a query's report in place of its previous one. Raises `too_many_requests`."""
         self._forget(now)
         if (client_id, query.id) not in self._queries and len(self._queries) >= MAX_QUERIES:
-            raise SluicewayError("too_many_requests", f"{MAX_QUERIES} queries tell of themselves on this queue already")
+            raise SluicewayError("too_many_requests", f"{MAX_QUERIES} queries already report on this queue, which is the maximum")
         self._queries[client_id, query.id] = query._replace(told_at=now)
 
     def seen(self, now: Millis) -> dict[str, Millis]:

@@ -150,7 +150,7 @@ class LeaseScheduler:
             left -= min(left, request.batch_size)
         for ticket in late:
             if self._is_late(ticket):
-                self._reply(ticket, SluicewayError("stale_ids", "a lease that this client took later is completed already", "after_lease"))
+                self._reply(ticket, SluicewayError("stale_ids", "this client has already completed a later lease", "after_lease"))
             else:
                 self._end_wait(ticket, now)
         return groups, anywhere
@@ -254,7 +254,7 @@ class LeaseScheduler:
         elif ticket.awaiting and ticket.grants and not ticket.keyed:
             self._reply(ticket, ticket.result(now))
         elif ticket.awaiting:
-            self._reply(ticket, SluicewayError("outcome_unknown", "the lease was being written when the time was up"))
+            self._reply(ticket, SluicewayError("outcome_unknown", "request_timeout passed while the lease was being written"))
         else:
             self._end_wait(ticket, now)
 

@@ -133,7 +133,7 @@ class LogicalQueue(LeaseScheduler):
         if self._is_low and isinstance(request, Produce) and request.batch.num_rows and not request.lives:
             self._check_room(request)
         if len(self._unanswered) >= MAX_WAITING:
-            raise SluicewayError("too_many_requests", f"{MAX_WAITING} requests wait on this queue already; try later")
+            raise SluicewayError("too_many_requests", f"{MAX_WAITING} requests, the maximum, already wait on this queue; try again later")
         self._tickets += 1
         ticket.number = self._tickets
         self._unanswered[ticket.number] = ticket
@@ -279,7 +279,7 @@ class LogicalQueue(LeaseScheduler):
             if ticket.awaiting and not final:
                 continue
             if ticket.flying:
-                self._reply(ticket, SluicewayError("outcome_unknown", "the server stopped while the write was under way"))
+                self._reply(ticket, SluicewayError("outcome_unknown", "the server stopped while the write was in progress"))
             elif isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
                 self._reply(ticket, [])
             else:
@@ -363,7 +363,7 @@ class LogicalQueue(LeaseScheduler):
             if isinstance(ticket.request, Lease):
                 self._time_out_lease(ticket, now)
             elif ticket.flying and not (ticket.route is not None and ticket.route.only_intends):
-                self._reply(ticket, SluicewayError("outcome_unknown", "request_timeout passed while the write was under way"))
+                self._reply(ticket, SluicewayError("outcome_unknown", "request_timeout passed while the write was in progress"))
             else:
                 self._reply(ticket, ticket.error or SluicewayError("unavailable", "no partition took the request within request_timeout"))
 
@@ -560,7 +560,7 @@ class LogicalQueue(LeaseScheduler):
             return
         for ticket, _ in executor.answers:
             if ticket.route is not None and ticket.route.only_intends and _key(ticket).is_generated:
-                self._reply(ticket, SluicewayError("unavailable", "the home partition of the key hangs; use another key"))
+                self._reply(ticket, SluicewayError("unavailable", "the home partition of the key does not respond; use another key"))
 
     def _number_for(self, request: Produce) -> int | None:
         """The partition that must take it; None: any may. MOVING matches no partition."""
@@ -588,7 +588,7 @@ class LogicalQueue(LeaseScheduler):
                     ticket.awaiting = 0
             executor.answers, executor.waiting, executor.problem, executor.knows_keys = [], [], repr(error), False
             for ticket in tickets:
-                self._reply(ticket, SluicewayError("internal", "the server made a mistake; nothing was written"))
+                self._reply(ticket, SluicewayError("internal", "internal error of the server; nothing was written"))
             self._fail(executor, now, False)
 
     # ---- commit and settle ------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ class PartitionExecutor:
         """The error that explains why the executor takes no work."""
         if self.leaving:
             # Not `not_here`: the request's other partitions may have done their parts.
-            return SluicewayError("unavailable", f"partition {self.number} goes to another instance")
+            return SluicewayError("unavailable", f"partition {self.number} is moving to another instance")
         if self.state is ExecutorState.STOPPED:
             return SluicewayError("partition_damaged", f"partition {self.number} is stopped: {self.problem}")
         return SluicewayError("unavailable", f"partition {self.number} is not available: {self.problem or 'it is being opened'}")

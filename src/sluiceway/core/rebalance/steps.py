@@ -178,11 +178,11 @@ def _check_cancellable(rebalance: Rebalance) -> None:
     if not rebalance.is_open:
         why = f"it has ended: {rebalance.state}"
     elif rebalance.state == "cancelling":
-        why = "it is being cancelled already"
+        why = "it is already being cancelled"
     elif any(each.partition is not None for each in rebalance.done):
-        why = "a partition was removed already"
+        why = "a partition was already removed"
     elif rebalance.plan.in_order and rebalance.step not in ("create", "flip"):
-        why = "the queue keeps its order, and its new partition is in use"
+        why = "the queue is ordered, and its new partition is already in use"
     if why:
         raise SluicewayError("not_cancellable", f"rebalance {rebalance.id}: {why}")
 

@@ -132,7 +132,7 @@ def _checked_target(place: Place, to: Place) -> tuple[str, str]:
         here.close()
         there.close()
     if target["incarnation"] == source["incarnation"]:
-        raise invalid("to_queue", "is the queue that the items are taken from")
+        raise invalid("to_queue", "must differ from the queue that the items come from")
     return str(source["incarnation"]), str(target["incarnation"])
 
 

@@ -116,7 +116,7 @@ def redrive(
     folder = local_path(checkpoint, "checkpoint")
     condition = _condition(spark, where)
     if target == place.queue:
-        raise invalid("target", "is the queue that the items are taken from")
+        raise invalid("target", "must differ from the queue that the items come from")
     client = Client(place.server())
     try:
         if client.call("/v1/queues.info", {"queue_name": place.queue})["max_attempts"]:
