@@ -27,9 +27,9 @@ class Looks:
     """Counts how often leases ask whether this instance will serve them."""
 
     def __init__(self, service: Service, queue: str) -> None:
-        driver = service._drivers[queue]
-        self.count, self._will_serve = 0, driver.will_serve
-        driver.will_serve = self
+        owned = service._drivers[queue].queue
+        self.count, self._will_serve = 0, owned.will_serve
+        owned.will_serve = self  # type: ignore[method-assign]
 
     def __call__(self, ticket: object) -> bool:
         self.count += 1

@@ -260,7 +260,7 @@ def test_a_deletion_that_comes_too_late_does_nothing(tmp_path: Path) -> None:
             work = asyncio.create_task(a.delete_queue("q", force=False))
             await gate.reached.wait()
             assert await b._changes.may_reopen(b.queue("q"))
-            b._drivers["q"].close_for(0)
+            b._drivers["q"].closing.close_for(0)
             await put(b, "q", mine, "x")
             gate.open()
             with pytest.raises(SluicewayError):

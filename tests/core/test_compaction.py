@@ -159,7 +159,7 @@ async def test_one_live_item_does_not_keep_a_large_blob(tmp_path: Path) -> None:
         assert payloads([batch for batch, _ in page.rows]) == [f"{offset} {PAYLOAD}"]
     async with serving(tmp_path) as (service, store):
         driver = service._drivers["q"]
-        [(number, left)] = driver._queue.executors[0].partition.leases.items()
+        [(number, left)] = driver.queue.executors[0].partition.leases.items()
         batches = await driver.rows(0, number, open_slices(left))
         assert payloads(batches) == [f"{offset} {PAYLOAD}"]
         assert batches[0].column("origin_offset").to_pylist() == [offset]
@@ -172,9 +172,9 @@ async def test_an_item_that_comes_back_after_a_compaction_is_itself(tmp_path: Pa
         driver = service._drivers["q"]
         await driver.compact()
         await driver.compact()
-        executor = driver._queue.executors[0]
+        executor = driver.queue.executors[0]
         [number] = executor.partition.leases
-        driver._queue.give_back(0, number)
+        driver.queue.give_back(0, number)
         driver._cycle()
         again = await lease(service, "q", 10, 10_000)
         assert payloads(again.batches) == [f"{offset} {PAYLOAD}"]
@@ -188,7 +188,7 @@ async def test_a_partition_that_was_opened_anew_is_not_compacted_by_what_was_see
         await forgotten(service)
         driver = service._drivers["q"]
         await driver.compact()
-        executor = driver._queue.executors[0]
+        executor = driver.queue.executors[0]
         [wanted] = executor.compactions()
         opening, before = executor.opening, await stored(service, store)
         await driver.reload(10_000)

@@ -236,7 +236,7 @@ async def test_a_mass_expiry_does_not_hold_up_a_stop(tmp_path: Path) -> None:
         try:
             driver._cycle()
             await driver.stop()
-            assert driver.share.stats().partitions[0].total_leased >= count - FIRST_SLICE
+            assert driver.queue.stats().partitions[0].total_leased >= count - FIRST_SLICE
         finally:
             system.move_ahead(-HOUR)
 

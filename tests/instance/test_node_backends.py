@@ -222,7 +222,7 @@ async def test_openings_of_a_hung_partition_end_and_do_not_pile_up(tmp_path: Pat
         with hanging(stores["a"]):
             refused = asyncio.ensure_future(produce(service, "q", "a", timeout=300))
             openings = len(stores["a"].fences)
-            await eventually(lambda: service._drivers["q"]._queue.executors[0].opening >= 4)
+            await eventually(lambda: service._drivers["q"].queue.executors[0].opening >= 4)
             assert len(stores["a"].fences) <= openings + 2, "one of each partition at most"
             assert await code(refused) == "outcome_unknown"
             assert service.problems()
@@ -299,7 +299,7 @@ async def test_partitions_that_fail_together_are_one_problem_and_one_probe(tmp_p
         store.on_open, store.on_apply = openings, unknown
         work = [service.produce(name, Produce(rows(f"{n}"), 60_000, partition=n)) for name in ("p", "q") for n in range(10)]
         waiting = [asyncio.ensure_future(each) for each in work]
-        executors = [executor for name in ("p", "q") for executor in service._drivers[name]._queue.executors.values()]
+        executors = [executor for name in ("p", "q") for executor in service._drivers[name].queue.executors.values()]
         await eventually(lambda: sum(executor.failed_in_a_row >= 3 for executor in executors) >= 18)
         assert service.problems() == ["backend a does not answer: a commit had an unknown outcome"]
         assert openings.calls in (1, 2), "the probe, and perhaps one that was asked for before it was known"
@@ -320,7 +320,7 @@ async def test_once_it_answers_all_partitions_of_all_queues_are_opened_at_once(t
     service = Service(tmp_path, {"a": QUICK}, open_store=lambda name, *_: stores[name])
     await service.start()
     assert service.problems() == ["backend a does not answer: the disk is gone"]
-    executors = [executor for name in ("p", "q") for executor in service._drivers[name]._queue.executors.values()]
+    executors = [executor for name in ("p", "q") for executor in service._drivers[name].queue.executors.values()]
     await eventually(lambda: all(executor.state is ExecutorState.FAILED and executor.failed_in_a_row > 1 for executor in executors))
     # So long that only being told can be why they are opened again.
     for executor in executors:

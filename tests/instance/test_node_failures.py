@@ -332,7 +332,7 @@ async def test_a_transfer_whose_answer_was_lost_buries_once(tmp_path: Path, monk
         await settle(service, "q", leased, DEAD)
         await eventually(lambda: tries == 1)
         # Longer than its timeout, so the source has been told that the outcome is unknown.
-        await eventually(lambda: not service._drivers["q"]._queue.executors[0].transferring)
+        await eventually(lambda: not service._drivers["q"].queue.executors[0].transferring)
         held_up.set()
         await eventually(lambda: total(service, "q") == 0)
         assert service.stats("q").partitions[0].dead == 1

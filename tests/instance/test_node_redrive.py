@@ -99,7 +99,7 @@ async def test_a_redrive_does_not_take_what_it_saw_before_a_commit_failed_for_wh
         for name, queue in (("a", "q1"), ("b", "q2")):
             await service.produce("dead", item(name, queue))
         driver = service._drivers["dead"]
-        executor = driver._queue.executors[0]
+        executor = driver.queue.executors[0]
         assert payloads((await lease(service, "dead")).batches) == ["x", "a", "b"]
         await retry(service, 0)
         held, go_on = asyncio.Event(), asyncio.Event()

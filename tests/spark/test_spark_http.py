@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,11 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.client._sync import channel
+from sluiceway.client.direct import AGAIN
+from sluiceway.kernel.errors import KINDS, SluicewayError
 from sluiceway.spark import server_calls
 from sluiceway.spark.options import Server
-from sluiceway.spark.owners import AGAIN, About, Owners, about
-from sluiceway.spark.server_calls import Client
+from sluiceway.spark.server_calls import Client, about
 from tests.server.server_process import closed_port
 
 
@@ -31,7 +32,17 @@ Answer = tuple[int, bytes] | tuple[int, bytes, dict[str, str]]
 
 
 def problem(status: int, code: str) -> tuple[int, bytes]:
-    return status, json.dumps({"code": code, "detail": f"about {code}"}).encode()
+    return status, json.dumps({"code": code, "detail": f"about {code}", "retryable": KINDS[code].retryable}).encode()
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    """Gives the client this clock, and no others: the server of the test needs the real one."""
+    for module in (server_calls, channel):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now, sleep=sleep))
+
+
+def fail_to_wait(seconds: float) -> None:
+    pytest.fail("it tried again")
 
 
 class Script:
@@ -98,7 +109,7 @@ def test_a_passing_fault_is_repeated_with_the_same_body(fault: tuple[int, bytes]
         client = client_of(script.url)
         assert client.call("/v1/queue.stats", {"queue_name": "q"}) == {"fine": True}
         client.close()
-        assert script.seen == [("/v1/queue.stats", b'{"queue_name": "q"}')] * 3
+        assert script.seen == [("/v1/queue.stats", b'{"queue_name":"q"}')] * 3
 
 
 @pytest.mark.parametrize(
@@ -107,7 +118,7 @@ def test_a_passing_fault_is_repeated_with_the_same_body(fault: tuple[int, bytes]
         (problem(404, "queue_not_found"), "queue_not_found"),
         (problem(503, "partition_damaged"), "partition_damaged"),
         (problem(500, "internal"), "internal"),
-        ((400, b"what"), "internal"),
+        ((400, b"what"), "not_found"),
     ],
 )
 def test_a_lasting_refusal_is_raised_at_once(answer: tuple[int, bytes], code: str) -> None:
@@ -122,8 +133,7 @@ def test_a_lasting_refusal_is_raised_at_once(answer: tuple[int, bytes], code: st
 
 def test_the_last_error_is_raised_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = [0.0]
-    # The module's own clock only: the server of the test needs the real one.
-    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    set_clock(monkeypatch, lambda: sum(slept), slept.append)
     monkeypatch.setattr(server_calls, "_LEAST_ATTEMPT", 60.0)
     with scripted(*[problem(503, "unavailable")] * 1_000) as script:
         client = client_of(script.url, 30_000)
@@ -137,7 +147,7 @@ def test_the_last_error_is_raised_when_the_time_is_up(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("said", "least"), [("7", 7), ("0", 0), ("soon", 0), ("-1", 0)])
 def test_a_server_that_asks_to_wait_is_not_asked_before(said: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    set_clock(monkeypatch, lambda: sum(slept), slept.append)
     with scripted((*problem(429, "rate_limited"), {"retry-after": said}), OK) as script:
         client = client_of(script.url)
         client.call("/v1/queue.stats", {})
@@ -164,7 +174,7 @@ def test_an_answer_to_half_a_body_is_heard(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_https_to_a_server_without_tls_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it tried again")))
+    set_clock(monkeypatch, lambda: 0.0, fail_to_wait)
     with scripted() as script:
         url = script.url.replace("http:", "https:")
         with pytest.raises(SluicewayError, match=f"{url} does not speak TLS") as caught:
@@ -196,9 +206,14 @@ def test_arrow_is_sent_and_fetched() -> None:
 # ---- direct -----------------------------------------------------------------------------------------------------
 
 
+TIME = "2026-11-22T00:00:00Z"
+
+
 def owned(*addresses: str | None) -> tuple[int, bytes]:
     """What `queues.info` says of partitions 0, 1, …"""
-    return 200, json.dumps({"partitions": [{"partition": n, "address": each} for n, each in enumerate(addresses)]}).encode()
+    parts = [{"partition": n, "backend": "main", "state": "available", "address": each} for n, each in enumerate(addresses)]
+    info = {"queue_name": "q", "incarnation": "k7f3q2ma", "created_at": TIME, "updated_at": TIME, "lease_timeout": "1m", "max_attempts": 0}
+    return 200, json.dumps(info | {"requested_partitions": len(parts), "partitions": parts}).encode()
 
 
 def paths(script: Script) -> list[str]:
@@ -223,26 +238,17 @@ PEEK = {"queue_name": "q", "lease_id": "k7f3q2ma.1.L4"}
     ],
 )
 def test_what_a_call_is_about_is_told_by_its_body(body: dict[str, object], numbers: set[int | None] | None) -> None:
-    assert about({"queue_name": "q", **body}) == (None if numbers is None else About("q", frozenset(numbers)))
-
-
-def test_one_owner_of_all_of_it_is_known_and_no_other() -> None:
-    owners = Owners("http://base:1")
-    there = [{"partition": n, "address": each} for n, each in enumerate(["http://a:1/", "http://b:1", "http://a:1", None])]
-    owners.learn("q", there)
-
-    def of(*numbers: int | None, queue: str = "q") -> str | None:
-        return owners.of(About(queue, frozenset(numbers)))
-
-    assert (of(0), of(1), of(0, 2)) == ("http://a:1", "http://b:1", "http://a:1")
-    assert [of(0, 1), of(3), of(0, 3), of(9), of(None), of(0, None), of(0, queue="other")] == [None] * 7
+    found = about({"queue_name": "q", **body})
+    assert (found and (found.queue_name, found.partitions())) == (numbers and ("q", numbers))
 
 
 @pytest.mark.parametrize("address", ["https://one:1", "ftp://one:1", "one:1", "nonsense", "http://", "http://one:x", ""])
 def test_no_key_goes_to_an_address_of_another_scheme(address: str) -> None:
-    owners = Owners("http://base:1")
-    owners.learn("q", [{"partition": 0, "address": address}])
-    assert owners.of(About("q", frozenset([0]))) is None
+    with scripted(owned(None, address), OK) as base:
+        client = client_of(base.url, direct=True)
+        assert client.call("/v1/queue.extend", PEEK) == {"fine": True}
+        client.close()
+        assert paths(base) == ["queues.info", "queue.extend"]
 
 
 def test_a_direct_call_goes_to_the_owner_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +301,7 @@ def test_an_owner_that_closed_an_idle_connection_is_asked_on_a_new_one(caplog: p
 
 def test_owners_are_looked_for_on_a_new_connection_where_the_old_one_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
+    set_clock(monkeypatch, lambda: clock[0], lambda _: None)
     with scripted(problem(503, "unavailable"), OK) as owner, scripted(owned(None, owner.url), OK, DROPPED, owned(None, owner.url)) as base:
         client = client_of(base.url, direct=True)
         client.call("/v1/queue.extend", PEEK)
@@ -307,14 +313,14 @@ def test_owners_are_looked_for_on_a_new_connection_where_the_old_one_was_closed(
 
 def test_an_owner_that_asks_to_wait_is_given_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
-    with scripted((*problem(429, "rate_limited"), {"retry-after": "7"}), OK) as owner, scripted(owned(None, owner.url), OK) as base:
+    set_clock(monkeypatch, lambda: sum(slept), slept.append)
+    with scripted((*problem(429, "rate_limited"), {"retry-after": "7"}), OK, OK) as owner, scripted(owned(None, owner.url)) as base:
         client = client_of(base.url, direct=True)
         client.call("/v1/queue.extend", PEEK)
         assert [7 < each < 7.1 for each in slept] == [True]
         client.call("/v1/queue.extend", PEEK)
         client.close()
-        assert (paths(owner), paths(base)) == (["queue.extend"] * 2, ["queues.info", "queue.extend"]), "it is the owner still"
+        assert (paths(owner), paths(base)) == (["queue.extend"] * 3, ["queues.info"]), "it is the owner still"
 
 
 @pytest.mark.parametrize("name", ["a..b", "x" * 64])
@@ -326,7 +332,7 @@ def test_an_address_that_no_host_can_have_costs_nothing(name: str) -> None:
 
 
 def test_an_owner_that_is_gone_costs_no_pause_and_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it waited")))
+    set_clock(monkeypatch, lambda: 0.0, fail_to_wait)
     with closed_port() as port, scripted(owned(None, f"http://127.0.0.1:{port}"), OK, OK) as base:
         client = client_of(base.url, direct=True)
         client.call("/v1/queue.extend", PEEK)
@@ -338,7 +344,7 @@ def test_an_owner_that_is_gone_costs_no_pause_and_is_told(caplog: pytest.LogCapt
 
 def test_owners_are_asked_for_again_when_one_had_to_pass_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
+    set_clock(monkeypatch, lambda: clock[0], lambda _: None)
     with scripted() as new, scripted((*OK, {"x-sluiceway-served-by": new.url})) as old, scripted(owned(None, old.url)) as base:
         client = client_of(base.url, direct=True)
         client.call("/v1/queue.extend", PEEK)
@@ -374,7 +380,7 @@ def test_a_server_that_does_not_tell_the_owners_is_asked_for_everything(told: An
 def test_no_redirect_is_followed(direct: bool) -> None:
     with scripted() as elsewhere, scripted((307, b"{}", {"location": f"{elsewhere.url}/v1/queue.lease"})) as base:
         client = client_of(base.url, direct=direct)
-        with pytest.raises(SluicewayError, match="status 307"):
+        with pytest.raises(SluicewayError, match="HTTP 307"):
             client.call("/v1/queue.lease", {"queue_name": "q"})
         client.close()
         assert elsewhere.seen == []

@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType, TimestampType
 
+from sluiceway.client._sync import channel
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.spark import server_calls, session, sink
+from sluiceway.spark import session, sink
 from sluiceway.spark.options import sink_options
 from sluiceway.spark.sink import BatchSink, StreamSink, Written
 from tests.server.server_guarded import guarded
@@ -282,7 +283,7 @@ def test_a_write_waits_as_long_as_the_server_asks(task: dict[str, str], tmp_path
         slept.append(seconds)
         time.sleep(seconds)
 
-    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(channel, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     with guarded(tmp_path / "data") as served:
         served.client("manage:*").post("/v1/queues.create", json={"queue_name": "slow"}).raise_for_status()
         monkeypatch.setenv("SLOW_KEY", served.key("produce:*", requests_per_second=2))

@@ -65,10 +65,10 @@ def test_a_query_that_ends_leaves_no_connection_open(world: Server) -> None:
     start = driver.initialOffset()
     driver.partitions(start, driver.latestOffset(start, ALL))
     clients = [each._client for each in (driver, driver._keeper) if each is not None]
-    connections = [client._server._connection for client in clients if client is not None]
-    assert len([each for each in connections if each is not None and each.sock is not None]) == 2
+    connections = [each for client in clients if client is not None for each in client._connections._open.values()]
+    assert len([each for each in connections if each.sock is not None]) == 2
     driver.stop()
-    until("both are closed", lambda: all(each is None or each.sock is None for each in connections))
+    until("both are closed", lambda: all(each.sock is None for each in connections))
 
 
 def test_no_item_no_batch(world: Server) -> None:

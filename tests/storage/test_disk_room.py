@@ -151,7 +151,7 @@ async def test_what_frees_room_goes_on_when_nothing_may_be_added(tmp_path: Path,
 
 
 def service_takes(service: Service) -> bool:
-    return all(executor.has_room for driver in service._drivers.values() for executor in driver._queue.executors.values())
+    return all(executor.has_room for driver in service._drivers.values() for executor in driver.queue.executors.values())
 
 
 @driven

@@ -78,8 +78,8 @@ async def test_a_partition_that_stays_closed_is_told_of_once(tmp_path: Path, cap
         store.on_open = closed
         driver = service._drivers["q"]
         while tries < 4:
-            driver._queue.retry_now([0], system.now(), anew=True)
+            driver.queue.retry_now([0], system.now(), anew=True)
             driver._cycle()
-            await eventually(lambda: driver._queue.executors[0].state is not ExecutorState.OPENING)
+            await eventually(lambda: driver.queue.executors[0].state is not ExecutorState.OPENING)
         told = [record for record in caplog.records if "unable to open" in record.message and "partition 0" in record.message]
         assert len(told) == 1

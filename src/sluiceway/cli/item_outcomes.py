@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,10 +13,9 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 
 if TYPE_CHECKING:
-    from sluiceway.client import Ignored, Lease
+    from sluiceway.client import Lease
 
 T = TypeVar("T")
-_SAFE = "before this error; repeating the command is safe"
 
 
 def _check_options(command: Callable[..., T]) -> Callable[..., T]:
@@ -32,48 +31,50 @@ def _ids_options(command: Callable[..., T]) -> Callable[..., T]:
     return queue_argument()(click.argument("ids", nargs=-1, metavar="[ID...|-]")(lease(_check_options(command))))
 
 
-def _id_calls(ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> Iterator[tuple[list[str], list[str]]]:
-    """Batches of item ids and lease ids that fit into one call."""
+def _id_chunks(ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """The client's arguments for calls of permitted size: `lease_ids` first, then `ids`."""
     if not ids and not lease_ids:
         raise click.UsageError("pass item ids, - for ids on stdin, or --lease LEASE_ID")
     for chunk in chunks(lease_ids, MAX_ITEMS_JSON):
-        yield [], chunk
+        yield {"lease_ids": chunk}
     for chunk in chunks(arguments_or_stdin(ids, "ids"), MAX_ITEMS_JSON):
-        yield chunk, []
+        yield {"ids": chunk}
+
+
+def _settle(session: Session, calls: Iterable[Any], done: str, text: Callable[..., str], **total: Any) -> None:
+    """Make the calls, add their answers' fields to those of `total`, and print the sum; `text` makes words of it.
+
+    `done` completes the message of a call that fails after others succeeded.
+    """
+    ignored: list[Any] = []
+    try:
+        for answer in calls:
+            for name in total:
+                total[name] += getattr(answer, name)
+            ignored += answer.ignored
+    except SluicewayError as error:
+        count = sum(each if isinstance(each, int) else len(each) for each in total.values())
+        session.fail(error, count, f"{done} before this error; repeating the command is safe")
+    lines = [text(*total.values()), *(f"ignored {each.id}: {each.reason.replace('_', ' ')}" for each in ignored)]
+    session.print({**total, "ignored": ignored}, "\n".join(lines))
 
 
 @click.command()
 @_ids_options
 @connected
-def complete(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...], client_id: str | None, strict: bool) -> None:
+def complete(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...], **checks: Any) -> None:
     """Complete leased items of QUEUE: ids, ids on stdin (`-`), or whole leases. Safe to repeat."""
-    completed = 0
-    ignored: list[Ignored] = []
-    try:
-        for items, leases in _id_calls(ids, lease_ids):
-            answer = session.client.complete(queue, items, lease_ids=leases, client_id=client_id, strict=strict)
-            completed += answer.completed
-            ignored += answer.ignored
-    except SluicewayError as error:
-        session.fail(error, completed, f"items were completed {_SAFE}")
-    session.print({"completed": completed, "ignored": ignored}, _settled(f"Completed {completed:,}", ignored))
+    calls = (session.client.complete(queue, **chunk, **checks) for chunk in _id_chunks(ids, lease_ids))
+    _settle(session, calls, "items were completed", lambda completed: f"Completed {completed:,}", completed=0)
 
 
 @click.command()
 @_ids_options
 @connected
-def release(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...], client_id: str | None, strict: bool) -> None:
+def release(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...], **checks: Any) -> None:
     """Return leased items of QUEUE untouched. They become ready again and the attempt does not count. Safe to repeat."""
-    released = 0
-    ignored: list[Ignored] = []
-    try:
-        for items, leases in _id_calls(ids, lease_ids):
-            answer = session.client.release(queue, items, lease_ids=leases, client_id=client_id, strict=strict)
-            released += answer.released
-            ignored += answer.ignored
-    except SluicewayError as error:
-        session.fail(error, released, f"items were released {_SAFE}")
-    session.print({"released": released, "ignored": ignored}, _settled(f"Released {released:,}", ignored))
+    calls = (session.client.release(queue, **chunk, **checks) for chunk in _id_chunks(ids, lease_ids))
+    _settle(session, calls, "items were released", lambda released: f"Released {released:,}", released=0)
 
 
 @click.command()
@@ -81,26 +82,16 @@ def release(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple
 @duration_option("--lease-timeout", help="New lease duration from now. [default: the queue's]")
 @connected
 def extend(
-    session: Session,
-    queue: str,
-    ids: tuple[str, ...],
-    lease_ids: tuple[str, ...],
-    client_id: str | None,
-    strict: bool,
-    lease_timeout: str | None,
+    session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...], lease_timeout: str | None, **checks: Any
 ) -> None:
     """Extend leases of QUEUE, given by id or by their items. Safe to repeat."""
-    extended: list[Lease] = []
-    ignored: list[Ignored] = []
-    try:
-        for items, leases in _id_calls(ids, lease_ids):
-            answer = session.client.extend(queue, leases, ids=items, lease_timeout=lease_timeout, client_id=client_id, strict=strict)
-            extended += answer.leases
-            ignored += answer.ignored
-    except SluicewayError as error:
-        session.fail(error, len(extended), f"leases were extended {_SAFE}")
-    text = "\n".join(f"Extended {each.lease_id}: {each.count} until {each.lease_deadline.astimezone():%H:%M:%S}" for each in extended)
-    session.print({"leases": extended, "ignored": ignored}, _settled(text or "No leases extended", ignored))
+
+    def text(leases: list[Lease]) -> str:
+        lines = (f"Extended {each.lease_id}: {each.count} until {each.lease_deadline.astimezone():%H:%M:%S}" for each in leases)
+        return "\n".join(lines) or "No leases extended"
+
+    calls = (session.client.extend(queue, lease_timeout=lease_timeout, **chunk, **checks) for chunk in _id_chunks(ids, lease_ids))
+    _settle(session, calls, "leases were extended", text, leases=[])
 
 
 @click.command()
@@ -111,16 +102,7 @@ def extend(
 @click.option("--reason", help="Reason of death. Only with --dead.")
 @_check_options
 @connected
-def retry(
-    session: Session,
-    queue: str,
-    ids: tuple[str, ...],
-    after: str | None,
-    dead: bool,
-    reason: str | None,
-    client_id: str | None,
-    strict: bool,
-) -> None:
+def retry(session: Session, queue: str, ids: tuple[str, ...], after: str | None, dead: bool, reason: str | None, **checks: Any) -> None:
     """Put leased items of QUEUE back for another attempt: ids, or ids on stdin (`-`). Safe to repeat."""
     if dead and after is not None:
         raise click.UsageError("--after and --dead exclude each other")
@@ -128,19 +110,13 @@ def retry(
         raise click.UsageError("--reason needs --dead")
     from sluiceway.client import Retry
 
-    retried = died = 0
-    ignored: list[Ignored] = []
-    try:
-        for chunk in chunks(arguments_or_stdin(ids, "ids"), MAX_ITEMS_JSON):
-            verdicts = [Retry(id, retry_after=after, dead=dead, reason=reason) for id in chunk]
-            answer = session.client.retry(queue, verdicts, client_id=client_id, strict=strict)
-            retried += answer.retried
-            died += answer.dead
-            ignored += answer.ignored
-    except SluicewayError as error:
-        session.fail(error, retried + died, f"items were put back {_SAFE}")
-    text = f"Put back {retried:,}" + (f", dead {died:,}" if died or dead else "")
-    session.print({"retried": retried, "dead": died, "ignored": ignored}, _settled(text, ignored))
+    outcomes = (Retry(id, retry_after=after, dead=dead, reason=reason) for id in arguments_or_stdin(ids, "ids"))
+    calls = (session.client.retry(queue, chunk, **checks) for chunk in chunks(outcomes, MAX_ITEMS_JSON))
+
+    def text(retried: int, died: int) -> str:
+        return f"Put back {retried:,}" + (f", dead {died:,}" if died or dead else "")
+
+    _settle(session, calls, "items were put back", text, retried=0, dead=0)
 
 
 @click.command()
@@ -152,17 +128,5 @@ def drop(session: Session, queue: str, ids: tuple[str, ...]) -> None:
 
     Safe to repeat.
     """
-    deleted = 0
-    ignored: list[Ignored] = []
-    try:
-        for chunk in chunks(arguments_or_stdin(ids, "ids"), MAX_ITEMS_JSON):
-            answer = session.client.delete_items(queue, chunk)
-            deleted += answer.deleted
-            ignored += answer.ignored
-    except SluicewayError as error:
-        session.fail(error, deleted, f"items were deleted {_SAFE}")
-    session.print({"deleted": deleted, "ignored": ignored}, _settled(f"Deleted {deleted:,}", ignored))
-
-
-def _settled(text: str, ignored: list[Ignored]) -> str:
-    return "\n".join([text, *(f"ignored {each.id}: {each.reason.replace('_', ' ')}" for each in ignored)])
+    calls = (session.client.delete_items(queue, chunk) for chunk in chunks(arguments_or_stdin(ids, "ids"), MAX_ITEMS_JSON))
+    _settle(session, calls, "items were deleted", lambda deleted: f"Deleted {deleted:,}", deleted=0)

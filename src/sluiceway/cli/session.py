@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import click
 
+import sluiceway.kernel.light_httpx  # noqa: F401
 from sluiceway.adapters.secrets import read_secret
 from sluiceway.cli.common import DEFAULT_URL, Failure, Output, duration_option, json_option
 from sluiceway.cli.contexts import Contexts, contexts_file, read_contexts
@@ -102,7 +101,6 @@ class Session(Output):
 
     def get(self, path: str) -> httpx.Response:
         """The response to a GET request, whatever its status. Raises `unavailable`, and `outcome_unknown` without an answer."""
-        light_httpx()
         import httpx
 
         from sluiceway.client.http_exchange import CONNECT_TIMEOUT, Endpoint
@@ -183,13 +181,7 @@ def connected(command: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-def light_httpx() -> None:
-    # httpx imports its own command line, which takes longer than the rest of it and is not needed.
-    sys.modules.setdefault("httpx._main", cast(ModuleType, None))
-
-
 def connect(target: Target, client_id: str = "cli", retry_for: str = "0s") -> Client:
-    light_httpx()
     from sluiceway.client import Client
 
     return Client(target.url, client_id=client_id, retry_for=retry_for, api_key=target.api_key or "", ca_file=target.ca_file)

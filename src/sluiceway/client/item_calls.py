@@ -158,7 +158,7 @@ def lease(
         after_lease=after_lease,
     )
     # Without a key, a repeat would lease other items, and the first ones would stay leased until their lease runs out.
-    about = About(queue_name, takes=True) if partition is None else About(queue_name, partition=partition)
+    about = About(queue_name, takes=True) if partition is None else About(queue_name, numbers=[partition])
     return call("/v1/queue.lease", answers.Leased, fields, repeatable=lease_key is not None, request_timeout=request_timeout, about=about)
 
 
@@ -245,7 +245,8 @@ def settle(queue_name: str, verdicts: Iterable[Verdict], request_timeout: Durati
 
 def peek(queue_name: str, limit: int, partition: int | None, lease_id: str | None, start: int | None) -> Call[answers.Peeked]:
     fields = given(queue_name=queue_name, limit=limit, partition=partition, lease_id=lease_id, start=start)
-    about = None if partition is None and lease_id is None else About(queue_name, [] if lease_id is None else [lease_id], partition)
+    ids, numbers = [] if lease_id is None else [lease_id], [] if partition is None else [partition]
+    about = About(queue_name, ids, numbers) if ids or numbers else None
     return call("/v1/queue.peek", answers.Peeked, fields, about=about)
 
 
@@ -254,7 +255,7 @@ def browse(
 ) -> Call[answers.Browsed]:
     wanted = None if states is None else listed(states, "states")
     fields = given(queue_name=queue_name, partition=partition, states=wanted, cursor=cursor, limit=limit)
-    about = About(queue_name, [], partition)
+    about = About(queue_name, numbers=[partition])
     return call("/v1/queue.browse", answers.Browsed, fields | ({} if payload else {"payload": False}), about=about)
 
 

@@ -33,13 +33,12 @@ class About(NamedTuple):
 
     queue_name: str
     ids: Sequence[str] = ()
-    partition: int | None = None
+    numbers: Sequence[int] = ()
     takes: bool = False
 
     def partitions(self) -> set[int | None]:
-        """The partitions of the ids, and the named one. None stands for a malformed id."""
-        found: set[int | None] = set() if self.partition is None else {self.partition}
-        return found | {_partition_of(each) for each in self.ids}
+        """The partitions of `ids`, and those in `numbers`. None stands for a malformed id."""
+        return {*self.numbers, *map(_partition_of, self.ids)}
 
 
 def _partition_of(id_: str) -> int | None:

@@ -59,7 +59,7 @@ class Spreading:
     def _glance(self) -> None:
         self._glances += 1
         for driver in self._drivers():
-            if driver.record.logical_queues == "auto" and driver.share.is_queued:
+            if driver.record.logical_queues == "auto" and driver.queue.is_queued:
                 self._queued[driver.record.incarnation] += 1
 
     def _loop_busy(self, now: Millis) -> int:
@@ -76,12 +76,12 @@ class Spreading:
         self._glances, self._queued = 0, Counter()
         if not any(driver.record.logical_queues == "auto" for driver in drivers):
             return []
-        work = {driver.record.incarnation: driver.share.measure(now) for driver in drivers}
+        work = {driver.record.incarnation: driver.queue.measure(now) for driver in drivers}
         total = sum(work.values())
         measured = []
         for driver in drivers:
             if driver.record.logical_queues == "auto":
-                name, share = driver.record.incarnation, driver.share
+                name, share = driver.record.incarnation, driver.queue
                 waits = share.note_queued(now, 1_000 * queued[name] // glances)
                 share.busy = load_of(work[name], total, busy, waits)
                 measured.append((driver.record, share.busy))

@@ -173,7 +173,7 @@ class Demand:
         for driver in wanted:
             driver.watchers.add(turned)
         try:
-            while not any(driver.load().ready for driver in wanted):
+            while not any(driver.queue.load().ready for driver in wanted):
                 turned.clear()
                 try:
                     async with asyncio.timeout((deadline - system.steady()) / 1000):
@@ -183,5 +183,5 @@ class Demand:
         finally:
             for driver in wanted:
                 driver.watchers.discard(turned)
-        loads = {driver.record.incarnation: driver.load() for driver in drivers}
+        loads = {driver.record.incarnation: driver.queue.load() for driver in drivers}
         return Polled({incarnation: load for incarnation, load in loads.items() if load.ready or load.busy or load.emptiest is not None})

@@ -117,7 +117,7 @@ class Leasing:
         until = system.steady() + BEING_WRITTEN
         while True:
             await asyncio.wait((answer,), timeout=AT_ONCE)
-            if answer.done() or not share.will_serve(ticket) or system.steady() >= until:
+            if answer.done() or not share.queue.will_serve(ticket) or system.steady() >= until:
                 return
 
     async def _offered(
@@ -135,7 +135,7 @@ class Leasing:
         leased = None
         try:
             await asyncio.wait((answer, wish.offer), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done() and share.withdraw(ticket):
+            if not answer.done() and share.queue.withdraw(ticket):
                 answer.cancel()
                 leased = await self._fetch(record, wish.offer.result(), request, payload, deadline)
             # The withdrawal cancelled it; otherwise its items are on the way.

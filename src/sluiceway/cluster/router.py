@@ -64,6 +64,13 @@ Own = Callable[[QueueDriver, ShareRequest, bool], Awaitable[Any]]
 """Answer of this instance's share of a queue, with the items' payload or without."""
 
 
+class _AwayError(SluicewayError):
+    """No instance serves the partition at the moment: the request surely did nothing."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__("unavailable", f"partition {number} is not available: {reason}")
+
+
 class Router:
     """Sends requests to the owners of their partitions. `shares` finds this instance's share of a queue by its name, `own` asks it.
 
@@ -159,36 +166,40 @@ class Router:
         deadline = system.now() + timeout_of(request)
         unknown: SluicewayError | None = None
         while True:
-            number = place()
-            while number == MOVING and system.now() < deadline:
-                await self.share(record).changed(deadline - system.now())
-                number = place()
             try:
-                if number == MOVING:
-                    raise SluicewayError("unavailable", "the queue's idempotency keys are moving to other partitions; try again")
-                if not await self._is_there(record, number, max(1, deadline - system.now())):
-                    raise no_partition(self.share(record).record, number)
-                asking = self.ask(record, self.owner(record, number), timed(request, deadline), payload)
-                return await (self._while_owner(record, number, asking) if repeats else asking)
+                return await self._attempt(record, place, request, deadline, payload, repeats)
             except SluicewayError as error:
-                if error.code == "outcome_unknown" and repeats:
-                    problem = unknown = error
-                elif error.code == "not_here":
-                    problem = SluicewayError("unavailable", f"partition {number} is not available: {error.detail}")
-                    self.look()
-                else:
-                    # An attempt that did nothing does not decide the outcome of an earlier one.
-                    raise unknown or error from None
-            except PeerRefusedError as error:
-                problem = SluicewayError("unavailable", f"partition {number} is not available: its owner cannot be reached: {error}")
-            except PeerUnknownError as error:
-                problem = SluicewayError("outcome_unknown", f"the owner of partition {number} did not answer: {error}")
-                if not repeats:
-                    raise problem from error
+                problem = error
+            if problem.code == "outcome_unknown":
                 unknown = problem
-            if system.now() >= deadline:
+            may_repeat = repeats if problem is unknown else isinstance(problem, _AwayError)
+            if not may_repeat or system.now() >= deadline:
+                # An attempt that did nothing does not decide the outcome of an earlier one.
                 raise unknown or problem
             await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
+
+    async def _attempt(
+        self, record: QueueRecord, place: Callable[[], int], request: Any, deadline: Millis, payload: bool, repeats: bool
+    ) -> Any:
+        """As `_at`, once. Raises `_AwayError` if the owner did nothing and another attempt may succeed."""
+        while (number := place()) == MOVING:
+            if system.now() >= deadline:
+                raise SluicewayError("unavailable", "the queue's idempotency keys are moving to other partitions; try again")
+            await self.share(record).changed(deadline - system.now())
+        if not await self._is_there(record, number, max(1, deadline - system.now())):
+            raise no_partition(self.share(record).record, number)
+        asking = self.ask(record, self.owner(record, number), timed(request, deadline), payload)
+        try:
+            return await (self._while_owner(record, number, asking) if repeats else asking)
+        except PeerRefusedError as error:
+            raise _AwayError(number, f"its owner cannot be reached: {error}") from error
+        except PeerUnknownError as error:
+            raise SluicewayError("outcome_unknown", f"the owner of partition {number} did not answer: {error}") from error
+        except SluicewayError as error:
+            if error.code != "not_here":
+                raise
+            self.look()
+            raise _AwayError(number, error.detail) from error
 
     async def _while_owner(self, record: QueueRecord, number: int, asking: Coroutine[Any, Any, Any]) -> Any:
         """Await the answer while that owner has the partition: a frozen owner would keep its callers waiting."""
@@ -227,7 +238,7 @@ class Router:
         tried: list[Peer] = []
         problem: Exception = not_here(None)
         while True:
-            own = share.load()
+            own = share.queue.load()
             # Looking at all owners costs as much as the rest of the call, and is rarely needed.
             here = not tried and stays(own)
             peer = HERE if here else taker(own, self._loads(record.incarnation), self.owners(record), tried)

@@ -84,7 +84,7 @@ def _look(driver: QueueDriver, request: Explain | Count | Close | FindLeases) ->
         _check_here(driver, request.partitions)
         return len(queries.keyed_leases(driver, request.client_id, request.lease_key))
     if isinstance(request, Close):
-        driver.close_for(request.close_timeout)
+        driver.closing.close_for(request.close_timeout)
         return queries.left(driver)
     return queries.stats(driver)
 

@@ -27,7 +27,7 @@ async def move_out(driver: QueueDriver, request: MoveOut) -> Moved:
     """
     deadline = system.now() + request.request_timeout
     for number in _moves(driver, request.partition):
-        if not await _arrived(driver.arrival(request.partition, number), deadline):
+        if not await _arrived(driver.transfers.arrival(request.partition, number), deadline):
             return Moved(0, 0)
     items, arrival = await driver.send_away(replace(request, request_timeout=max(1, deadline - system.now())))
     return Moved(items, items if await _arrived(arrival, deadline) else 0)

@@ -117,11 +117,8 @@ class QueueDriver:
         """The queue's partitions."""
         self._backends: dict[int, Backend] = {}
         self._tokens: dict[int, Token] = {}
-        self._queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace)
+        self.queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace)
         self._delivery = Delivery(context.cache, self._handle_of, self._stop_partition, self._return)
-        self.share = self._queue
-        self.withdraw, self.will_serve = self._queue.withdraw, self._queue.will_serve
-        self.load = self._queue.load
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self.consumers = ConsumerBook()
@@ -130,8 +127,7 @@ class QueueDriver:
         self._cycle_due = False
         self._stopped = False
         self._ended = False
-        self._closing = Closing(lambda: context.may_reopen(self.record))
-        self.close_for = self._closing.close_for
+        self.closing = Closing(lambda: context.may_reopen(self.record))
         self._rooms: dict[int, int] = {}
         """Bytes that produces may still add, for partitions whose disk is low."""
         self._told: dict[int, str] = {}
@@ -141,11 +137,10 @@ class QueueDriver:
         """Partitions that the queue no longer has, with work still in flight."""
         self._moved = asyncio.Event()
         self._changed = asyncio.Event()
-        self.snapshots, self.look_again = context.snapshots, self._cycle_soon
+        self.snapshots = context.snapshots
         self.watchers: set[asyncio.Event] = set()
         """Set after each cycle."""
-        self._transfers = Transfers(self._queue, lambda: self.record, self.rows, context.bury, self._stop_partition, self._cycle)
-        self.arrival = self._transfers.arrival
+        self.transfers = Transfers(self.queue, lambda: self.record, self.rows, context.bury, self._stop_partition, self._cycle)
         self.configure(record)
 
     # ---- from the service -------------------------------------------------------------------------------------
@@ -156,9 +151,9 @@ class QueueDriver:
         The queue's record must contain them.
         """
         for number, token in tokens.items():
-            if number not in self._queue.executors:
+            if number not in self.queue.executors:
                 self._tokens[number] = token
-                self._queue.gain(number)
+                self.queue.gain(number)
                 self._unopened.add(number)
                 self._backends[number].attach(self._ref(number), self._retry)
         self.note_room()
@@ -166,10 +161,10 @@ class QueueDriver:
 
     def note_room(self) -> None:
         """Apply changes of the backends' low-disk state."""
-        low = [number for number in self._queue.executors if self._backends[number].is_low]
+        low = [number for number in self.queue.executors if self._backends[number].is_low]
         self._rooms = {number: self._rooms.get(number, 0) for number in low}
-        self._queue.set_rooms(self._rooms)
-        self._cycle_soon()
+        self.queue.set_rooms(self._rooms)
+        self.cycle_soon()
 
     async def measure_room(self) -> None:
         """Let produces use half of the room freed inside files where the disk is low; the rest is left for everything else."""
@@ -187,18 +182,18 @@ class QueueDriver:
 
     async def lose(self, number: int, patience: Millis) -> None:
         """Stop serving this partition. A commit in flight has `patience` ms to end; after that its outcome is not awaited."""
-        gone = self._queue.lose(number)
+        gone = self.queue.lose(number)
         self._cycle()
         if not gone:
             turned = asyncio.Event()
             self.watchers.add(turned)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience / 1000):
-                    while number in self._queue.executors:
+                    while number in self.queue.executors:
                         await turned.wait()
                         turned.clear()
             self.watchers.discard(turned)
-            self._queue.drop(number)
+            self.queue.drop(number)
             self._cycle()
         self._forget(number)
 
@@ -208,12 +203,12 @@ class QueueDriver:
         self._unopened.discard(number)
         self._removed.discard(number)
         self._moved.set()
-        self._transfers.forget(number)
+        self.transfers.forget(number)
 
     def owns(self, number: int) -> bool:
         """Whether that partition is served here."""
         self._drop_lapsed()
-        return number in self._queue.executors
+        return number in self.queue.executors
 
     async def reload(self, timeout: Millis) -> None:
         """Reopen every partition with a higher fence, including stopped ones, so that the served state is the stored one.
@@ -221,15 +216,15 @@ class QueueDriver:
         Raises `unavailable`, also if a partition is not open in time, and `partition_damaged`.
         """
         self._check_serving()
-        self._unopened = set(self._queue.executors)
-        self._queue.retry_now(self._queue.executors, system.now(), anew=True)
+        self._unopened = set(self.queue.executors)
+        self.queue.retry_now(self.queue.executors, system.now(), anew=True)
         self._cycle()
         try:
             async with asyncio.timeout(timeout / 1000):
                 await self.opened()
         except TimeoutError:
             raise SluicewayError("unavailable", "not every partition was reopened within request_timeout") from None
-        for executor in self._queue.executors.values():
+        for executor in self.queue.executors.values():
             if not executor.takes_work:
                 raise executor.unavailable()
 
@@ -240,22 +235,22 @@ class QueueDriver:
         self._unopened.clear()
         self._removed.clear()
         self._moved.set()
-        self._closing.stop()
+        self.closing.stop()
         if self._timer is not None:
             self._timer.cancel()
         for transfer in self._sending:
             transfer.cancel()  # The partition's next owner sends it again; its target may take long.
-        self._queue.close(final=False)
+        self.queue.close(final=False)
         self._cycle()
         while self._tasks:
             await asyncio.wait(self._tasks)
             self._cycle()
-        for number in self._queue.executors:
+        for number in self.queue.executors:
             self._backends[number].detach(self._ref(number))
         # What is left was in flight to a partition that did not reopen.
-        self._queue.close(final=True)
+        self.queue.close(final=True)
         self._ended = True
-        for effect in self._queue.cycle(system.now(), 0):
+        for effect in self.queue.cycle(system.now(), 0):
             if isinstance(effect, Reply):
                 self._reply(effect)
 
@@ -265,7 +260,7 @@ class QueueDriver:
             self._run_cycle(TIMER_BATCH)
             while self._tasks:
                 await asyncio.wait(self._tasks)
-            at = self._queue.wake_at()
+            at = self.queue.wake_at()
             if not self._cycle_due and (at is None or at >= system.now()):
                 return
 
@@ -297,15 +292,15 @@ class QueueDriver:
     def configure(self, record: QueueRecord) -> None:
         """Apply a new record. Partitions that it no longer has are served no more: they were sealed before."""
         self.record = record
-        self._queue.configure(record)
+        self.queue.configure(record)
         there = {each.partition: each.backend for each in record.partitions}
         self.numbers = frozenset(there)
-        for number in self._queue.executors.keys() - there.keys():
+        for number in self.queue.executors.keys() - there.keys():
             self._removed.add(number)
-            if self._queue.lose(number):
+            if self.queue.lose(number):
                 self._forget(number)
         if not self._tasks:
-            for number in self._backends.keys() - there.keys() - self._queue.executors.keys():
+            for number in self._backends.keys() - there.keys() - self.queue.executors.keys():
                 del self._backends[number]
                 self._tokens.pop(number, None)
         for number, backend in there.items():
@@ -313,7 +308,7 @@ class QueueDriver:
                 self._backends[number] = self._context.backend(backend)
         self._changed.set()
         self._changed = asyncio.Event()
-        self._cycle_soon()
+        self.cycle_soon()
 
     async def changed(self, timeout: Millis) -> None:
         """Wait until the record has changed, or `timeout` ms are over."""
@@ -334,10 +329,10 @@ class QueueDriver:
         ticket.waiter = Waiter(asyncio.get_running_loop().create_future(), payload)
         if isinstance(request, Produce):
             self._context.spend(request.batch.nbytes)
-        self._queue.submit(ticket)
+        self.queue.submit(ticket)
         if isinstance(request, Lease):
             self.consumers.saw(request.client_id, now)
-        self._cycle_soon()
+        self.cycle_soon()
         return ticket
 
     async def answer(self, ticket: Ticket) -> Any:
@@ -350,19 +345,19 @@ class QueueDriver:
 
     def abandon(self, ticket: Ticket) -> None:
         """Give up on a ticket: work not begun is dropped, and a lease is given back."""
-        self._queue.cancel(ticket)
+        self.queue.cancel(ticket)
         if isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
             self._give_back(ticket.waiter.future)
         ticket.waiter.future.cancel()
 
     def _check_serving(self) -> None:
-        if self._stopped or self._closing.closed:
-            raise SluicewayError("unavailable", "the queue is being deleted" if self._closing.closed else "the server is stopping")
+        if self._stopped or self.closing.closed:
+            raise SluicewayError("unavailable", "the queue is being deleted" if self.closing.closed else "the server is stopping")
 
     def executor(self, number: int) -> PartitionExecutor:
         """The partition's executor, if it is open here. Raises `not_here`, `unavailable`, `partition_damaged`."""
         self._drop_lapsed()
-        executor = self._queue.executors.get(number)
+        executor = self.queue.executors.get(number)
         if executor is None:
             raise not_here(number)
         if not executor.takes_work:
@@ -373,11 +368,11 @@ class QueueDriver:
     def executors(self) -> list[PartitionExecutor]:
         """The executors served here, by number; read-only."""
         self._drop_lapsed()
-        return [self._queue.executors[number] for number in sorted(self._queue.executors)]
+        return [self.queue.executors[number] for number in sorted(self.queue.executors)]
 
     def refuses(self, number: int, key: ProduceKey) -> bool:
         """Whether that partition is open here, and takes no produce with that key, whose home is, or will be, elsewhere."""
-        executor = self._queue.executors.get(number)
+        executor = self.queue.executors.get(number)
         return executor is not None and executor.takes_work and executor.partition.refuses(key)
 
     def backend(self, number: int) -> Backend:
@@ -387,25 +382,25 @@ class QueueDriver:
     def counts(self) -> LogicalQueueStats:
         """The counts of the partitions served here."""
         self._drop_lapsed()
-        return self._queue.stats()
+        return self.queue.stats()
 
     def tally(self) -> Tally:
         """Levels of the partitions served here, and counts since they came."""
         self._drop_lapsed()
-        return self._queue.tally()
+        return self.queue.tally()
 
     def waiting(self) -> list[str]:
         """The client of each lease waiting here."""
-        return [ticket.request.client_id for ticket in self._queue.waiters.values() if isinstance(ticket.request, Lease)]
+        return [ticket.request.client_id for ticket in self.queue.waiters.values() if isinstance(ticket.request, Lease)]
 
     async def send_away(self, request: TakeOut | MoveOut) -> tuple[int, asyncio.Future[bool]]:
         """Begin a transfer of ready or scheduled items. Returns their number, and a future for their arrival."""
         begun: TransferBegun = await self.ask(request)
-        return begun.items, self.arrival(request.partition, begun.number)
+        return begun.items, self.transfers.arrival(request.partition, begun.number)
 
     # ---- scheduling cycles ------------------------------------------------------------------------------------
 
-    def _cycle_soon(self) -> None:
+    def cycle_soon(self) -> None:
         """Schedule a cycle two event-loop iterations later, so that requests arriving meanwhile share it."""
         if not self._cycle_due:
             self._cycle_due = True
@@ -423,14 +418,14 @@ class QueueDriver:
             return
         self._drop_lapsed()
         began, cpu_began = system.stopwatch(), system.cpu_seconds()
-        effects = self._queue.cycle(system.now(), timers)
-        if self._queue.timers_done:
+        effects = self.queue.cycle(system.now(), timers)
+        if self.queue.timers_done:
             now, spent = system.stopwatch(), system.cpu_seconds() - cpu_began
-            self._context.pace.note(self.record.incarnation, self._queue.timers_done, spent, now - began, now)
+            self._context.pace.note(self.record.incarnation, self.queue.timers_done, spent, now - began, now)
         for effect in effects:
             self._carry_out(effect)
         # Guarded: the set difference would scan all executors.
-        for number in self._removed - self._queue.executors.keys() if self._removed else ():
+        for number in self._removed - self.queue.executors.keys() if self._removed else ():
             self._forget(number)
         self._set_timer()
         for watcher in self.watchers:
@@ -439,13 +434,13 @@ class QueueDriver:
     def _drop_lapsed(self) -> None:
         """Drop partitions no longer surely owned, even before being told, rather than answer from them: the process may have been
         frozen."""
-        if self._queue.executors and not self._context.holds():
-            for number in list(self._queue.executors):
-                self._queue.drop(number)
+        if self.queue.executors and not self._context.holds():
+            for number in list(self.queue.executors):
+                self.queue.drop(number)
                 self._forget(number)
 
     def _set_timer(self) -> None:
-        at = None if self._stopped else self._queue.wake_at()
+        at = None if self._stopped else self.queue.wake_at()
         if at is not None:
             loop = asyncio.get_running_loop()
             # A cycle that comes slightly early would find nothing and reschedule at once.
@@ -475,7 +470,7 @@ class QueueDriver:
         elif isinstance(effect, Open) and not self._stopped:
             self._spawn(self._open(effect))
         elif isinstance(effect, Transfer) and not self._stopped:
-            sending = self._spawn(self._transfers.send(effect))
+            sending = self._spawn(self.transfers.send(effect))
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)
         elif isinstance(effect, Forward):
@@ -508,11 +503,11 @@ class QueueDriver:
 
     def _retry(self, partition: int) -> bool:
         """Reopen the partition at once if it is waiting to be. Returns whether it does."""
-        executor = self._queue.executors.get(partition)
+        executor = self.queue.executors.get(partition)
         if executor is None or executor.state is not ExecutorState.FAILED:
             return False
-        self._queue.retry_now([partition], system.now())
-        self._cycle_soon()
+        self.queue.retry_now([partition], system.now())
+        self.cycle_soon()
         return True
 
     async def _commit(self, effect: Commit) -> None:
@@ -526,7 +521,7 @@ class QueueDriver:
             log.exception("queue %s, partition %d: a commit failed", self.record.queue_name, effect.partition)
             outcome = Outcome.UNKNOWN
         self._delivery.drop(effect)
-        self._queue.committed(effect.partition, effect.opening, outcome, system.now(), at_once=at_once)
+        self.queue.committed(effect.partition, effect.opening, outcome, system.now(), at_once=at_once)
         self._cycle()
 
     async def _open(self, effect: Open) -> None:
@@ -550,9 +545,9 @@ class QueueDriver:
             # Log a state once: it is retried about every second.
             self._told[effect.partition] = str(loaded)
             log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
-        self._queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
+        self.queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
         # Openings that a backend's breaker refuses together share a cycle.
-        self._cycle_soon()
+        self.cycle_soon()
         self._unopened.discard(effect.partition)
         self._moved.set()
 
@@ -567,7 +562,7 @@ class QueueDriver:
         except Exception:
             log.exception("queue %s, partition %d: a produce could not be forwarded", self.record.queue_name, effect.partition)
         finally:
-            self._queue.forwarded(effect.ticket, answer, system.now())
+            self.queue.forwarded(effect.ticket, answer, system.now())
             self._cycle()
 
     async def ask_owner(self, partition: int, request: Any) -> Any:
@@ -594,8 +589,8 @@ class QueueDriver:
 
     def _return(self, leases: Sequence[LeaseInfo]) -> None:
         for lease in leases:
-            self._queue.give_back(lease.partition, lease.number)
-        self._cycle_soon()
+            self.queue.give_back(lease.partition, lease.number)
+        self.cycle_soon()
 
     def _reply_lease(self, waiter: Waiter, grants: list[Grant], keyed: bool) -> None:
         if not grants or not waiter.payload:
@@ -614,7 +609,7 @@ class QueueDriver:
 
     async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
         """The rows of the slices. A missing blob was settled meanwhile: none of its rows is needed."""
-        if partition not in self._queue.executors:
+        if partition not in self.queue.executors:
             raise not_here(partition)
         return await self._delivery.rows(partition, lease, slices)
 
@@ -624,5 +619,5 @@ class QueueDriver:
 
     def _stop_partition(self, partition: int, error: Exception) -> None:
         log.error("queue %s, partition %d is stopped: %s", self.record.queue_name, partition, error)
-        self._queue.stop_executor(partition, str(error), system.now())
-        self._cycle_soon()
+        self.queue.stop_executor(partition, str(error), system.now())
+        self.cycle_soon()

@@ -40,7 +40,7 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
     name = request.snapshot or _keep(executor, snapshot, driver.snapshots)
     snapshot.until = min(system.now() + (SNAPSHOT_IDLE if more else SNAPSHOT_READ), snapshot.latest)
     executor.touch()
-    driver.look_again()
+    driver.cycle_soon()
     blobs = await driver.blobs(executor.number, pieces)
     if any(piece.blob not in blobs or present(piece, blobs[piece.blob]) is not piece for piece in pieces):
         raise _gone(executor.number)
@@ -48,7 +48,7 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
         # Everything fits on one page, so no client learns of the snapshot.
         snapshot.until = system.now()
         executor.touch()
-        driver.look_again()
+        driver.cycle_soon()
     rows = []
     for piece, listed in zip(pieces, found, strict=False):
         batch = served(executor.number, listed.lease, piece, blobs[piece.blob])

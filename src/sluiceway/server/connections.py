@@ -109,6 +109,10 @@ class Connection(HttpToolsProtocol):
         self._wait_no_more()
         if self._direct is not None:
             self._direct.lost()
+        cycle: object = self.cycle
+        if isinstance(cycle, Direct):
+            # Uvicorn would wake what waits for messages, and here nothing does.
+            self.cycle = None  # type: ignore[assignment]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import ClassVar, Final, Protocol
+from typing import Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -42,15 +42,6 @@ class Connection(Protocol):
     def on_response_complete(self) -> None: ...
 
 
-class _NoEvent:
-    """Stands in for the event that uvicorn sets when the connection is lost; `Direct.lost` handles that."""
-
-    def set(self) -> None: ...
-
-
-_NO_EVENT: Final = _NoEvent()
-
-
 class Direct:
     """A call and its answer on a connection, in place of uvicorn's cycle of ASGI messages.
 
@@ -69,7 +60,6 @@ class Direct:
         "task",
     )
 
-    message_event: ClassVar[_NoEvent] = _NO_EVENT
     response_started = True
     """True from the start: no other input on the connection, such as half a request, may be answered in its place."""
 

@@ -245,10 +245,10 @@ class Client:
         first use and takes no other items. With a `partition`, items come from that partition only; with `after_lease` as well, a lease of
         that partition, raises `stale_ids` if this client has completed a later lease of the partition.
         """
-        one = (partition, after_lease)
-        return self._channel.run(
-            item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, *one)
+        call = item_calls.lease(
+            queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, partition, after_lease
         )
+        return self._channel.run(call)
 
     def lease_arrow(
         self,
@@ -265,8 +265,9 @@ class Client:
         """Lease up to `batch_size` items as one Arrow table; otherwise as `lease`."""
         from sluiceway.client.arrow import read_leased
 
-        one = (partition, after_lease)
-        call = item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, *one)
+        call = item_calls.lease(
+            queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, partition, after_lease
+        )
         return self._channel.run(call.as_arrow(read_leased))
 
     def complete(
