@@ -187,7 +187,7 @@ def test_of_two_calls_neither_waits_for_the_other() -> None:
 
 
 def test_partitions_take_turns_also_if_none_ever_has_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logical_queue, "STAYS", 3)
+    monkeypatch.setattr(logical_queue, "MAX_STREAK", 3)
     rig = Rig(4)
     tickets = [rig.submit(produce()) for _ in range(8)]
     rig.cycle()

@@ -14,7 +14,7 @@ from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.records import LeaseState
 from sluiceway.core.queue import logical_queue
 from sluiceway.core.queue.executor_health import DEGRADED
-from sluiceway.core.queue.logical_queue import LogicalQueue
+from sluiceway.core.queue.lease_scheduler import LeaseScheduler
 from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.core.queue.tickets import Grant, TakeOut, Ticket, TransferBegun
 from sluiceway.kernel.clock import Millis
@@ -223,13 +223,13 @@ def test_a_lease_without_time_waits_for_a_commit_but_not_for_a_hung_one() -> Non
 
 def test_keys_that_hold_no_lease_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Ticket] = []
-    real = LogicalQueue._keyed
+    real = LeaseScheduler._keyed
 
-    def counting(queue: LogicalQueue, ticket: Ticket, now: Millis) -> list[tuple[PartitionExecutor, Grant]]:
+    def counting(scheduler: LeaseScheduler, ticket: Ticket, now: Millis) -> list[tuple[PartitionExecutor, Grant]]:
         looked.append(ticket)
-        return real(queue, ticket, now)
+        return real(scheduler, ticket, now)
 
-    monkeypatch.setattr(LogicalQueue, "_keyed", counting)
+    monkeypatch.setattr(LeaseScheduler, "_keyed", counting)
     rig = QueueRig(2)
     held = rig.ask(lease(1, HOUR, key="held"))
     rig.fill(0, 1)
