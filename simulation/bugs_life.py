@@ -15,7 +15,6 @@ from sluiceway.core.partition.records import REDRIVEN, Extent, LeaseState
 from sluiceway.core.partition.segment_log import SegmentLog
 from sluiceway.core.partition.transfers import TransferLog
 from sluiceway.core.queue import logical_queue
-from sluiceway.core.queue.lease_scheduler import LeaseScheduler
 from sluiceway.core.queue.logical_queue import LogicalQueue
 from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.model.requests import Disposition
@@ -63,13 +62,13 @@ def serves_at_once_what_ran_out(original: Any) -> Any:
 @bug(SegmentLog, "_schedule")
 def forgets_halving_while_it_waits(original: Any) -> Any:
     """After the back-off, items of an expired lease may come back in a lease as large."""
-    return lambda self, blob, rows, attempts, due_at, expires_at, together=0: original(self, blob, rows, attempts, due_at, expires_at)
+    return lambda self, blob, rows, attempts, due_at, expires_at, max_lease_size=0: original(self, blob, rows, attempts, due_at, expires_at)
 
 
 @bug(SegmentLog, "_append_rows")
 def does_not_halve(original: Any) -> Any:
     """Items of an expired lease may come back in a lease as large."""
-    return lambda self, blob, rows, attempts, expires_at, together=0: original(self, blob, rows, attempts, expires_at)
+    return lambda self, blob, rows, attempts, expires_at, max_lease_size=0: original(self, blob, rows, attempts, expires_at)
 
 
 @bug(Extent, "continued_by")
@@ -84,7 +83,7 @@ def forgets_halving_at_loading(original: Any) -> Any:
 
     def unpack(data: bytes) -> Any:
         record = original(data)
-        record.together = 0
+        record.max_lease_size = 0
         return record
 
     return unpack
@@ -96,7 +95,7 @@ def forgets_halving_at_a_release(original: Any) -> Any:
 
     def release(self: Any, lease: Any, *rest: Any) -> None:
         for part in lease.parts:
-            part.extent.together = 0
+            part.extent.max_lease_size = 0
         original(self, lease, *rest)
 
     return release
@@ -321,18 +320,18 @@ def gives_back_what_was_answered(original: Any) -> Any:
 # ---- settings, pauses and slow partitions ---------------------------------------------------------------------
 
 
-@bug(LeaseScheduler, "_deal")
+@bug(LogicalQueue, "cycle")
 def serves_while_paused(original: Any) -> Any:
     """A paused queue leases."""
 
-    def deal(self: Any, *args: Any) -> None:
+    def cycle(self: Any, *args: Any) -> Any:
         paused, self.paused = self.paused, frozenset()
         try:
-            original(self, *args)
+            return original(self, *args)
         finally:
             self.paused = paused
 
-    return deal
+    return cycle
 
 
 @bug(LogicalQueue, "submit")
@@ -377,14 +376,14 @@ def forgets_its_settings_at_opening(original: Any) -> Any:
     return opened
 
 
-@bug(LogicalQueue, "_spread")
+@bug(LogicalQueue, "_unload_hung")
 def leaves_produces_behind_a_hung_commit(original: Any) -> Any:
     """Pending produces wait for a hung partition although others are fast."""
 
-    def spread(self: Any, now: int) -> None:
-        self._judge(now)
+    def unload(self: Any, now: int) -> None:
+        self._compare_speeds(now)
 
-    return spread
+    return unload
 
 
 @bug(PartitionExecutor, "take_back_produces")

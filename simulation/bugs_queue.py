@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 from simulation.planting import Bug, shelf
@@ -151,17 +151,17 @@ def lets_go_of_a_transfer_that_failed(original: Any) -> Any:
     return transferred
 
 
-@bug(LogicalQueue, "_take_out")
+@bug(LogicalQueue, "_retry_unwritten")
 def forgets_a_produce_that_was_refused(original: Any) -> Any:
     """A produce that is to be tried elsewhere is never answered."""
 
-    def take_out(self: Any, executor: Any, ticket: Any) -> None:
+    def retry(self: Any, executor: Any, ticket: Any) -> None:
         original(self, executor, ticket)
         self.produces.pop(ticket.number, None)
         self._unanswered.pop(ticket.number, None)
         ticket.done = True
 
-    return take_out
+    return retry
 
 
 @bug(LeaseScheduler, "_keyed")
@@ -180,17 +180,17 @@ def finds_leases_that_are_over(original: Any) -> Any:
     return keyed
 
 
-@bug(LeaseScheduler, "_find_keyed")
+@bug(LeaseScheduler, "answer_repeated")
 def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
     """A repeated lease key is answered while some of its leases may not be durable."""
 
-    def find(self: Any, now: int) -> None:
+    def answer(self: Any, now: int) -> None:
         for ticket in [ticket for ticket in self.waiters.values() if ticket.keyed]:
             grants = [grant for executor, grant in self._keyed(ticket, now) if executor.state is ExecutorState.READY]
             if grants:
                 self._reply(ticket, grants)
 
-    return find
+    return answer
 
 
 @bug(LeaseScheduler, "_hides_leases")
@@ -202,7 +202,7 @@ def looks_away_from_closed_partitions(original: Any) -> Any:
 @bug(LeaseScheduler, "_hides_leases")
 def waits_for_stopped_partitions(original: Any) -> Any:
     """While one partition is damaged, no lease with a key is served."""
-    return lambda self, ticket: any(not executor.takes_work for executor in self.executors.values())
+    return lambda self, ticket: any(not executor.takes_work for executor in self._index.executors.values())
 
 
 @bug(LogicalQueue, "committed")
@@ -221,21 +221,27 @@ def takes_what_is_unknown_for_refused(original: Any) -> Any:
 def keeps_lease_keys_waiting_for_all(original: Any) -> Any:
     """While any partition that will open again is closed, no lease with a key is served."""
     return lambda self, ticket: any(
-        not executor.takes_work and executor.state is not ExecutorState.STOPPED for executor in self.executors.values()
+        not executor.takes_work and executor.state is not ExecutorState.STOPPED for executor in self._index.executors.values()
     )
 
 
-@bug(LeaseScheduler, "_servable")
+@bug(LeaseScheduler, "_assign")
 def lets_a_lease_key_block_the_line(original: Any) -> Any:
     """A waiter blocked by its lease key blocks all waiters behind it."""
 
-    def servable(self: Any, *rest: Any) -> Any:
-        for waiter, ticket in zip(list(self.waiters.values()), original(self, *rest), strict=False):
-            if ticket is not waiter:
-                break
-            yield ticket
+    def assign(self: Any, now: int) -> Any:
+        def is_free(waiter: tuple[int, Any]) -> bool:
+            ticket = waiter[1]
+            return not ticket.keyed or not (self._keyed(ticket, now) or self._hides_leases(ticket))
 
-    return servable
+        waiters = self.waiters
+        self.waiters = dict(takewhile(is_free, waiters.items()))
+        try:
+            return original(self, now)
+        finally:
+            self.waiters = waiters
+
+    return assign
 
 
 @bug(LogicalQueue, "_put_now")
@@ -249,21 +255,20 @@ def settles_by_half(original: Any) -> Any:
     return put_now
 
 
-@bug(LeaseScheduler, "_time_out_lease")
+@bug(LeaseScheduler, "time_out")
 def holds_a_lease_for_ever(original: Any) -> Any:
     """A lease in flight past its deadline is never answered."""
     return lambda *_: None
 
 
-@bug(LeaseScheduler, "_time_out_lease")
+@bug(LeaseScheduler, "time_out")
 def answers_a_lease_in_part(original: Any) -> Any:
     """At its deadline a lease over several partitions is answered with only the earliest ones."""
 
-    def time_out(self: Any, ticket: Any, now: int) -> None:
+    def time_out(self: Any, ticket: Any, now: int) -> Any:
         if ticket.grants:
-            self._reply(ticket, ticket.result(now))
-        else:
-            original(self, ticket, now)
+            return self._reply(ticket, ticket.result(now))
+        return original(self, ticket, now)
 
     return time_out
 

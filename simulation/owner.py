@@ -262,15 +262,16 @@ class Owner:
         """Check that no consumer waits while items are ready."""
         if "lease" in self.record.paused:
             return
+        waiters = machine.lease_scheduler.waiters.values()
         if any(executor.state is ExecutorState.READY and executor.partition.ready_count for executor in machine.executors.values()):
-            waits = any(not ticket.keyed for ticket in machine.waiters.values())
+            waits = any(not ticket.keyed for ticket in waiters)
             check(not waits, "items are ready, and a consumer waits")
             # A closed partition that was open before cannot hold leases of a lease key that is new.
             known = all(
                 executor.takes_work or executor.knows_keys or executor.state is ExecutorState.STOPPED
                 for executor in machine.executors.values()
             )
-            new = known and any(self.queue.lease_keys[name] == 1 for ticket in machine.waiters.values() if (name := ticket.key_name))
+            new = known and any(self.queue.lease_keys[name] == 1 for ticket in waiters if (name := ticket.key_name))
             check(not new, "items are ready, and a consumer with a new lease key waits")
 
     def _check_hung(self, machine: LogicalQueue) -> None:

@@ -210,12 +210,12 @@ def picture(machine: Partition) -> dict[str, Any]:
         "open": {number: [_plain(piece) for piece in open_slices(lease)] for number, lease in leases.items()},
         "staged": {number: list(lease.staged.items()) for number, lease in leases.items()},
         "dues": {
-            number: (due.due_at, due.blob.number, due.rows, due.attempts, due.expires_at, due.together)
+            number: (due.due_at, due.blob.number, due.rows, due.attempts, due.expires_at, due.max_lease_size)
             for number, due in machine.dues.items()
         },
         "blobs": {n: (blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.open) for n, blob in machine.blobs.items()},
         "extents": {n: (e.count, e.blob.number, e.row, e.rows, e.attempts, e.open) for n, e in machine.extents.items()},
-        "limits of extents": {n: (e.expires_at, e.together, e.gone) for n, e in machine.extents.items()},
+        "limits of extents": {n: (e.expires_at, e.max_lease_size, e.gone) for n, e in machine.extents.items()},
         "keys": machine.keys.records,
         "keyed": {name: list(numbers) for name, numbers in machine.by_key.items()},
         "timer": machine.next_timer(),

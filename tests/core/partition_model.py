@@ -37,7 +37,7 @@ class Item:
     target: str | None = None
     staged: Disposition | None = None
     expires_at: Millis = 0
-    together: int = 0
+    max_lease_size: int = 0
     """The largest lease that may hold it; 0: any."""
     enqueued_at: Millis = 0
 
@@ -146,7 +146,7 @@ class Model:
             item.enqueued_at = life.enqueued_at
             if life.due_at > now:
                 item.place, item.due_at = "due", life.due_at
-            item.together = life.together
+            item.max_lease_size = life.max_lease_size
         self.header.next += len(rows)
         self.header.moved_in += len(rows)
         self._remember(key, rows, first, at)
@@ -183,7 +183,11 @@ class Model:
         """The oldest, as many as are wanted and as each of them bears to be leased together."""
         ready = self.leasable(now)
         self.moment(now)
-        fits = [n for n in range(1, want + 1) if n <= len(ready) and all(not item.together or n <= item.together for item in ready[:n])]
+        fits = [
+            n
+            for n in range(1, want + 1)
+            if n <= len(ready) and all(not item.max_lease_size or n <= item.max_lease_size for item in ready[:n])
+        ]
         taken = ready[: max(fits, default=0)]
         for item in taken:
             item.place, item.number = "leased", number
@@ -266,7 +270,7 @@ class Model:
                 self._leave(item, "retried")
                 item.attempts += 1
                 self._put_back(item, self._due_at(item, disposition, now), now)
-                item.together = 0
+                item.max_lease_size = 0
             else:
                 self.header.released += 1
                 result.released += 1
@@ -382,7 +386,7 @@ class Model:
                 if reason:
                     self._die(item, f"{reason}: the lease expired")
                 else:
-                    item.attempts, item.together = item.attempts + 1, max(1, len(left) // 2)
+                    item.attempts, item.max_lease_size = item.attempts + 1, max(1, len(left) // 2)
                     self._put_back(item, self._due_at(item, None, now), now)
                     self.header.expired += 1
         for item in self.at("due"):

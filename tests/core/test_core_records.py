@@ -40,4 +40,4 @@ def test_every_other_item_of_a_large_lease_takes_a_bit_each() -> None:
 
 def test_a_scheduled_record_from_before_leases_backed_off_is_read() -> None:
     due = unpack_due(pack((1_000, 7, pack_bits(BitMap([3])), 2, 5_000)))
-    assert (due.due_at, due.blob, due.attempts, due.expires_at, due.together) == (1_000, 7, 2, 5_000, 0)
+    assert (due.due_at, due.blob, due.attempts, due.expires_at, due.max_lease_size) == (1_000, 7, 2, 5_000, 0)

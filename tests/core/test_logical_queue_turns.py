@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from sluiceway.core.queue import logical_queue
-from sluiceway.core.queue.logical_queue import LogicalQueue
+from sluiceway.core.queue.lease_scheduler import LeaseScheduler
 from sluiceway.core.queue.partition_executor import SOON, PartitionExecutor
 from sluiceway.core.queue.tickets import Grant, Ticket
 from sluiceway.kernel.clock import Millis
@@ -192,7 +192,7 @@ def test_of_two_calls_neither_waits_for_the_other() -> None:
 
 
 def test_partitions_take_turns_also_if_none_ever_has_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logical_queue, "STAYS", 3)
+    monkeypatch.setattr(logical_queue, "MAX_STREAK", 3)
     rig = Rig(4)
     tickets = [rig.submit(produce()) for _ in range(8)]
     rig.cycle()
@@ -346,13 +346,13 @@ def test_a_waiting_lease_with_a_key_or_over_its_time_is_found_among_many() -> No
 
 def test_keys_that_hold_no_lease_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Ticket] = []
-    real = LogicalQueue._keyed
+    real = LeaseScheduler._keyed
 
-    def counting(queue: LogicalQueue, ticket: Ticket, now: Millis) -> list[tuple[PartitionExecutor, Grant]]:
+    def counting(scheduler: LeaseScheduler, ticket: Ticket, now: Millis) -> list[tuple[PartitionExecutor, Grant]]:
         looked.append(ticket)
-        return real(queue, ticket, now)
+        return real(scheduler, ticket, now)
 
-    monkeypatch.setattr(LogicalQueue, "_keyed", counting)
+    monkeypatch.setattr(LeaseScheduler, "_keyed", counting)
     rig = Rig(2)
     held = rig.ask(lease(1, HOUR, key="held"))
     rig.fill(0, 1)

@@ -187,7 +187,7 @@ def test_items_that_come_alone_are_moved_together() -> None:
     rig.machine.tick(START + 1)
     number, items = rig.machine.move_out(9, EVERYTHING, 1, False, START + 1)
     assert items == 3
-    assert lives_of(rig.machine.transfers[number]) == (MovedItem(3, START, 1, together=1),)
+    assert lives_of(rig.machine.transfers[number]) == (MovedItem(3, START, 1, max_lease_size=1),)
 
 
 def test_scheduled_items_go_by_their_time_in_pieces_and_leave_nothing_in_the_line() -> None:

@@ -182,7 +182,7 @@ class PartitionMachine(RuleBasedStateMachine):
         assert [life.rows for life in lives] == [len(piece.rows) for piece in pieces]
         moved = [self.model.items[origin] for origin in chosen]
         assert [life[1:] for life in lives for _ in range(life.rows)] == [
-            (item.enqueued_at, item.attempts, item.expires_at, item.due_at or 0, item.together) for item in moved
+            (item.enqueued_at, item.attempts, item.expires_at, item.due_at or 0, item.max_lease_size) for item in moved
         ]
 
     @rule(lives=st.lists(LIVES, min_size=1, max_size=5), shift=st.sampled_from([0, 0, -40]))

@@ -186,8 +186,8 @@ def test_leases_are_halved_also_where_items_back_off() -> None:
         now += 100
         rig.machine.tick(now)
         rig.reload()
-        while (ready := rig.machine.ready[0]).together != max(1, sizes[-1] // 2):
-            rig.close(rig.lease(ready.together or 8, now), now)
+        while (ready := rig.machine.ready[0]).max_lease_size != max(1, sizes[-1] // 2):
+            rig.close(rig.lease(ready.max_lease_size or 8, now), now)
     assert sizes == [8, 4, 2, 1]
 
 
@@ -221,7 +221,7 @@ def test_neighbours_whose_small_leases_run_out_come_back_as_one(backoff: RetryBa
     assert changes is not None
     assert sum(kind in (RecordKind.EXTENT, RecordKind.DUE) for kind, _ in changes.puts) == 1
     rig.machine.tick(START + 110)
-    assert [(extent.count, extent.together) for extent in rig.machine.ready] == [(500, 1)]
+    assert [(extent.count, extent.max_lease_size) for extent in rig.machine.ready] == [(500, 1)]
     rig.commit()
     assert rig.lease(9, START + 110).count == 1, "each was alone in its lease, and is so again"
 

@@ -15,7 +15,7 @@ from sluiceway.cli.consumers import ConsumerRow, consumer_table, queues_of, rows
 from sluiceway.client import AsyncClient, Client
 from sluiceway.contract.consumer_answers import QueryState
 from sluiceway.core.partition.records import LeaseState
-from sluiceway.core.queue.consumer_activity import FAILED_FOR, SEEN_FOR, ConsumerBook, Tally, shown, together
+from sluiceway.core.queue.consumer_activity import FAILED_FOR, SEEN_FOR, ConsumerBook, Tally, merge, shown
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_CONSUMERS, MAX_CONSUMERS_SHOWN, MAX_QUERIES, MAX_TEXT_BYTES
 from sluiceway.model.consumers import Consumer, Consumers, Query
@@ -95,7 +95,7 @@ def test_what_instances_know_is_put_together_and_the_later_word_of_a_query_count
     here = Consumers(5, 2, 1, [Consumer("a", 1, 2, NOW + 9, 0, NOW, [query(batch=1, told_at=NOW)]), Consumer("b", 1, 1)])
     there = Consumers(7, 3, 0, [Consumer("a", 2, 3, NOW + 3, 1, NOW + 5, [query(batch=2, told_at=NOW + 1)])], more=True)
     for both in ([here, there], [there, here]):
-        found = together(both)
+        found = merge(both)
         assert (found.ready, found.leased, found.scheduled, found.more) == (12, 5, 1, True)
         assert found.consumers == [
             *(Consumer("a", 3, 5, NOW + 3, 1, NOW + 5, [query(batch=2, told_at=NOW + 1)]), Consumer("b", 1, 1)),
@@ -106,7 +106,7 @@ def test_what_instances_know_is_put_together_and_the_later_word_of_a_query_count
 
 def test_of_many_consumers_those_with_queries_and_most_items_are_shown() -> None:
     many = [Consumer(f"c{n:03}", 1, n) for n in range(MAX_CONSUMERS_SHOWN)]
-    found = together([Consumers(consumers=[*many, Consumer("query", queries=[query()])])])
+    found = merge([Consumers(consumers=[*many, Consumer("query", queries=[query()])])])
     assert found.more
     assert len(found.consumers) == MAX_CONSUMERS_SHOWN
     assert {each.client_id for each in many} - {each.client_id for each in found.consumers} == {"c000"}

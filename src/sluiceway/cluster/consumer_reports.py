@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sluiceway.adapters import system
 from sluiceway.cluster.ownership import Ownership
-from sluiceway.core.queue.consumer_activity import Tally, shown, together
+from sluiceway.core.queue.consumer_activity import Tally, merge, shown
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_CONSUMERS
@@ -59,7 +59,7 @@ class ConsumerView:
         peers = self._ownership.peers()
         answers = await asyncio.gather(self.here(asked), *(self._ask(peer.address, asked) for peer in peers))
         found = [answer for answer in answers if answer is not None]
-        queues = {each: together(share[each] for share in found if each in share) for each in asked.incarnations}
+        queues = {each: merge(share[each] for share in found if each in share) for each in asked.incarnations}
         return ConsumersSeen(queues, tuple(peer.name for peer, answer in zip(peers, answers[1:], strict=True) if answer is None))
 
     async def here(self, asked: ListConsumers) -> dict[str, Consumers]:

@@ -391,7 +391,7 @@ class QueueDriver:
 
     def waiting(self) -> list[str]:
         """The client of each lease waiting here."""
-        return [ticket.request.client_id for ticket in self.queue.waiters.values() if isinstance(ticket.request, Lease)]
+        return [ticket.request.client_id for ticket in self.queue.lease_scheduler.waiters.values() if isinstance(ticket.request, Lease)]
 
     async def send_away(self, request: TakeOut | MoveOut) -> tuple[int, asyncio.Future[bool]]:
         """Begin a transfer of ready or scheduled items. Returns their number, and a future for their arrival."""

@@ -55,7 +55,7 @@ class ProduceKey(NamedTuple):
 class MovedItem(NamedTuple):
     """Metadata of moved items: `rows` neighbouring rows of a batch with the same history.
 
-    `expires_at` 0: never. `due_at` 0: ready. `together`: maximum number of them in one lease (0: unlimited).
+    `expires_at` 0: never. `due_at` 0: ready. `max_lease_size`: maximum number of them in one lease (0: unlimited).
     """
 
     rows: int
@@ -63,7 +63,7 @@ class MovedItem(NamedTuple):
     attempts: int = 0
     expires_at: Millis = 0
     due_at: Millis = 0
-    together: int = 0
+    max_lease_size: int = 0
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, Offs
 from sluiceway.model.small_batch import Rows, in_columns
 
 Back = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
-"""Rows to put back: by blob number, attempts, expiry, `together` and due time. All still count as open."""
+"""Rows to put back: by blob number, attempts, expiry, `max_lease_size` and due time. All still count as open."""
 
 
 class Placed(NamedTuple):
@@ -383,7 +383,7 @@ class Partition(Admission):
         dying: dict[str, BitMap] = {}
         released = disposition is not None and disposition.verdict == "release"
         # After expiry, halve the next lease's size, down to one: one of these items may have killed the consumer.
-        together = 0 if disposition is not None else max(1, len(positions) // 2)
+        max_lease_size = 0 if disposition is not None else max(1, len(positions) // 2)
         for part, chosen in by_part(lease, positions):
             extent, attempts = part.extent, part.extent.attempts + (not released)
             if self.max_attempts and attempts >= self.max_attempts and not released:
@@ -396,7 +396,7 @@ class Partition(Admission):
                     blob.number,
                     attempts,
                     expires_at,
-                    extent.together if released else together,
+                    extent.max_lease_size if released else max_lease_size,
                     self._due_at(disposition, attempts, now),
                 )
                 rows = rows_of_part(part, chosen)
@@ -410,11 +410,11 @@ class Partition(Admission):
 
     def _bring_back(self, back: Back, now: Millis) -> None:
         """Append the gathered rows: adjacent rows of a blob with equal attributes form one extent, across leases."""
-        for (_, attempts, expires_at, together, due_at), (blob, rows) in back.items():
+        for (_, attempts, expires_at, max_lease_size, due_at), (blob, rows) in back.items():
             if due_at > now:
-                self._schedule(blob, rows, attempts, min(due_at, expires_at or due_at), expires_at, together)
+                self._schedule(blob, rows, attempts, min(due_at, expires_at or due_at), expires_at, max_lease_size)
             else:
-                self._append_rows(blob, rows, attempts, expires_at, together)
+                self._append_rows(blob, rows, attempts, expires_at, max_lease_size)
             blob.open -= len(rows)
         back.clear()
 

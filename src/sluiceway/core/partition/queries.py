@@ -63,7 +63,7 @@ def lives_of(transfer: LeaseState) -> tuple[MovedItem, ...]:
             part.extent.attempts,
             part.extent.expires_at,
             due_at.get(part.base, 0),
-            part.extent.together,
+            part.extent.max_lease_size,
         )
         for part, those in by_part(transfer, transfer.open_positions())
     )
@@ -170,8 +170,8 @@ def _waiting(partition: Partition, extent: Extent, offset: int) -> Explanation:
             break
         ahead += len(other.waiting(partition.at(other)))
     reason = "it is next" if not ahead else f"{ahead} items of its partition are served before it"
-    if extent.together:
-        reason += f"; its lease ran out before, so at most {extent.together} of its kind are leased at once"
+    if extent.max_lease_size:
+        reason += f"; its lease ran out before, so at most {extent.max_lease_size} of its kind are leased at once"
     return Explanation("ready", reason, ahead=ahead, attempts=extent.attempts, expires_at=extent.expires_at or None)
 
 
@@ -199,7 +199,7 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
         due = unpack_due(data)
         rows = unpack_bits(due.rows)
         blob_of = partition.blobs[due.blob]
-        partition.dues[number] = Due(number, due.due_at, blob_of, rows, due.attempts, due.expires_at, due.together)
+        partition.dues[number] = Due(number, due.due_at, blob_of, rows, due.attempts, due.expires_at, due.max_lease_size)
         blob_of.open += len(rows)
         partition.scheduled_count += len(rows)
         heapq.heappush(partition.due_times, (due.due_at, number))
@@ -214,7 +214,7 @@ def _load_line(partition: Partition, records: list[tuple[int, bytes]]) -> None:
         rows = None if record.rows is None else unpack_bits(record.rows)
         blob = partition.blobs[record.blob]
         gone = unpack_bits(record.gone)
-        extent = Extent(first, record.count, blob, record.row, rows, record.attempts, 0, record.expires_at, record.together, gone)
+        extent = Extent(first, record.count, blob, record.row, rows, record.attempts, 0, record.expires_at, record.max_lease_size, gone)
         partition.extents[first] = extent
         at = max(first, head) - first
         waiting = record.count - at - gone.range_cardinality(at, record.count) if at < record.count else 0

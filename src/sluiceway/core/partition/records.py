@@ -63,7 +63,7 @@ class Blob:
 class Extent:
     """`count` dense offsets from `first` on, and their blob rows: consecutive from `row` on, or those in `rows`.
 
-    `attempts`: attempts made before these offsets were given. `together`: maximum number that one lease may take (0: any). `gone`:
+    `attempts`: attempts made before these offsets were given. `max_lease_size`: maximum number that one lease may take (0: any). `gone`:
     positions that left the line without being leased.
     """
 
@@ -75,7 +75,7 @@ class Extent:
     attempts: int
     open: int
     expires_at: Millis = 0
-    together: int = 0
+    max_lease_size: int = 0
     gone: BitMap = field(default_factory=BitMap)
 
     def continued_by(self, other: Extent) -> bool:
@@ -86,7 +86,7 @@ class Extent:
             and other.rows is None
             and self.attempts == other.attempts
             and self.expires_at == other.expires_at
-            and self.together == other.together
+            and self.max_lease_size == other.max_lease_size
             and not (self.gone or other.gone)
             and self.first + self.count == other.first
             and self.row + self.count == other.row
@@ -196,7 +196,7 @@ class LeaseState:
 
 @dataclass(slots=True)
 class Due:
-    """Rows of a blob scheduled beside the line until `due_at`. `together` as in an Extent: their lease ran out."""
+    """Rows of a blob scheduled beside the line until `due_at`. `max_lease_size` as in an Extent: their lease ran out."""
 
     number: int
     due_at: Millis
@@ -204,7 +204,7 @@ class Due:
     rows: BitMap
     attempts: int
     expires_at: Millis = 0
-    together: int = 0
+    max_lease_size: int = 0
 
 
 class Header(msgspec.Struct, array_like=True):
@@ -259,7 +259,7 @@ class ExtentRecord(msgspec.Struct, array_like=True):
     rows: bytes | None
     attempts: int
     expires_at: Millis = 0
-    together: int = 0
+    max_lease_size: int = 0
     gone: bytes = b""
 
 
@@ -286,7 +286,7 @@ class DueRecord(msgspec.Struct, array_like=True):
     rows: bytes
     attempts: int
     expires_at: Millis = 0
-    together: int = 0
+    max_lease_size: int = 0
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -354,7 +354,7 @@ def extent_bytes(extent: Extent) -> bytes:
             rows,
             extent.attempts,
             extent.expires_at,
-            extent.together,
+            extent.max_lease_size,
             pack_bits(extent.gone),
         )
     )
@@ -380,7 +380,7 @@ def lease_bytes(lease: LeaseState, closed: bool = False) -> bytes:
 
 
 def due_bytes(due: Due) -> bytes:
-    return pack(DueRecord(due.due_at, due.blob.number, pack_bits(due.rows), due.attempts, due.expires_at, due.together))
+    return pack(DueRecord(due.due_at, due.blob.number, pack_bits(due.rows), due.attempts, due.expires_at, due.max_lease_size))
 
 
 def by_part(lease: LeaseState, positions: BitMap) -> Iterator[tuple[Part, BitMap]]:

@@ -91,9 +91,9 @@ class SegmentLog:
             self._append(Extent(first + start, end - start, blob, row + start, None, 0, end - start, expires_at))
         rows = np.flatnonzero(waits)
         rows = rows[np.argsort(due[rows], kind="stable")]
-        for together in np.split(rows, np.flatnonzero(np.diff(due[rows])) + 1):
-            due_at = int(due[together[0]])
-            self._schedule(blob, from_array(together + row), 0, due_at, due_at + expire_timeout if expire_timeout else 0)
+        for due_rows in np.split(rows, np.flatnonzero(np.diff(due[rows])) + 1):
+            due_at = int(due[due_rows[0]])
+            self._schedule(blob, from_array(due_rows + row), 0, due_at, due_at + expire_timeout if expire_timeout else 0)
 
     def _append(self, extent: Extent) -> None:
         """Append an extent at the tail. One that continues the last (same blob, next row) lengthens it."""
@@ -111,16 +111,16 @@ class SegmentLog:
             heapq.heappush(self.expiries, (extent.expires_at, extent.first))
         self._touch(RecordKind.EXTENT, extent.first)
 
-    def _append_rows(self, blob: Blob, rows: BitMap, attempts: int, expires_at: Millis, together: int = 0) -> None:
+    def _append_rows(self, blob: Blob, rows: BitMap, attempts: int, expires_at: Millis, max_lease_size: int = 0) -> None:
         count, first_row = len(rows), rows.min()
         dense = rows.max() - first_row + 1 == count
         first = self.header.next
         self.header.next += count
-        self._append(Extent(first, count, blob, first_row, None if dense else rows, attempts, count, expires_at, together))
+        self._append(Extent(first, count, blob, first_row, None if dense else rows, attempts, count, expires_at, max_lease_size))
 
-    def _schedule(self, blob: Blob, rows: BitMap, attempts: int, due_at: Millis, expires_at: Millis, together: int = 0) -> None:
+    def _schedule(self, blob: Blob, rows: BitMap, attempts: int, due_at: Millis, expires_at: Millis, max_lease_size: int = 0) -> None:
         self.header.due_number += 1
-        due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at, together)
+        due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at, max_lease_size)
         blob.open += len(rows)
         self.scheduled_count += len(rows)
         self.dues[due.number] = due
@@ -136,7 +136,7 @@ class SegmentLog:
     def _enter_line(self, due: Due) -> Extent:
         """Enter due rows into the line. Returns the extent that holds them."""
         self._unschedule(due)
-        self._append_rows(due.blob, due.rows, due.attempts, due.expires_at, due.together)
+        self._append_rows(due.blob, due.rows, due.attempts, due.expires_at, due.max_lease_size)
         due.blob.open -= len(due.rows)
         return self.ready[-1]
 
@@ -156,10 +156,10 @@ class SegmentLog:
                 run = min(run, before - extent.first - at)
                 if run < 1:
                     break
-            if extent.together:
-                if count >= extent.together:
+            if extent.max_lease_size:
+                if count >= extent.max_lease_size:
                     break
-                want = min(want, extent.together)
+                want = min(want, extent.max_lease_size)
             each = extent.blob.nbytes / extent.blob.stored_rows
             fits = int((room - nbytes) / each) if each else want
             if fits < 1 and (count or not at_least_one):

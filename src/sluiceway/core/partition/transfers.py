@@ -103,9 +103,9 @@ class TransferLog(SegmentLog):
             for part, chosen in by_part(transfer, positions):
                 extent, rows = part.extent, rows_of_part(part, chosen)
                 if part.base in due_at:
-                    self._schedule(extent.blob, rows, extent.attempts, due_at[part.base], extent.expires_at, extent.together)
+                    self._schedule(extent.blob, rows, extent.attempts, due_at[part.base], extent.expires_at, extent.max_lease_size)
                 else:
-                    self._append_rows(extent.blob, rows, extent.attempts, extent.expires_at, extent.together)
+                    self._append_rows(extent.blob, rows, extent.attempts, extent.expires_at, extent.max_lease_size)
             self._let_go(transfer, positions)
 
     def bind(self, number: int, incarnation: str) -> None:
@@ -185,7 +185,7 @@ class TransferLog(SegmentLog):
         return number, items
 
     def _take_oldest(self, limit: int, room: float, now: Millis) -> list[Piece]:
-        """Advance `head` over up to `limit` items. `together` does not apply: no consumer handles them here."""
+        """Advance `head` over up to `limit` items. `max_lease_size` does not apply: no consumer handles them here."""
         pieces: list[Piece] = []
         blobs: set[int] = set()
         while self.ready and limit and len(pieces) < MAX_PIECES:
@@ -237,7 +237,7 @@ class TransferLog(SegmentLog):
         due_at, expires_at = due.due_at, due.expires_at
         extent = self._enter_line(due)
         if rest:
-            self._schedule(due.blob, rest, due.attempts, due_at, expires_at, due.together)
+            self._schedule(due.blob, rest, due.attempts, due_at, expires_at, due.max_lease_size)
         # They may have lengthened an existing extent.
         at = self.header.next - len(rows) - extent.first
         self._take_out(extent, BitMap(range(at, at + len(rows))))
@@ -264,10 +264,10 @@ class TransferLog(SegmentLog):
 
     def _settle_in(self, blob: Blob, row: int, life: MovedItem, now: Millis) -> None:
         if life.due_at > now:
-            self._schedule(blob, BitMap(range(row, row + life.rows)), life.attempts, life.due_at, life.expires_at, life.together)
+            self._schedule(blob, BitMap(range(row, row + life.rows)), life.attempts, life.due_at, life.expires_at, life.max_lease_size)
         else:
             first = blob.number + row
-            self._append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.together))
+            self._append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.max_lease_size))
 
     # ---- release of rows --------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import PartitionRef
 
-TOGETHER = 2
-"""Partition failures without a success in between that count as a failure of the backend. With a single partition, one."""
+FAILURE_THRESHOLD = 2
+"""Failed partitions, without a success in between, that open the breaker. With a single partition, one."""
 
 PROBE_INTERVAL: Millis = 1_000
 """Minimum interval between the starts of probes: bounds the load on a backend that is down, and the delay once it is back."""
@@ -29,7 +29,7 @@ class Breaker:
         if ref == self._probe:
             self._probe = None
         self._failing.add(ref)
-        opens = not self.is_open and len(self._failing) >= min(TOGETHER, partitions)
+        opens = not self.is_open and len(self._failing) >= min(FAILURE_THRESHOLD, partitions)
         if opens:
             self.is_open, self._probe_at = True, 0
         return opens

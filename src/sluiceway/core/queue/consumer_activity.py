@@ -88,7 +88,7 @@ class Tally:
         return found
 
 
-def together(shares: Iterable[Consumers]) -> Consumers:
+def merge(shares: Iterable[Consumers]) -> Consumers:
     """Merge the instances' views; at most MAX_CONSUMERS_SHOWN consumers, those with queries and most items first."""
     total, found = Consumers(), dict[str, Consumer]()
     for share in shares:

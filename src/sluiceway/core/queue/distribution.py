@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-TOGETHER = 4
+MIN_SHARED = 4
+"""Requests that may share a transaction, as long as that is at most half of those under way."""
 OTHERS = 32
 """Requests that suffice to keep a server busy."""
 
@@ -21,12 +22,12 @@ class Candidate(NamedTuple):
     partition: int
 
 
-def most_together(requests: int) -> int:
+def transaction_limit(requests: int) -> int:
     """Maximum number of the `requests` under way that may share a transaction, since all would wait if it hangs.
 
-    `TOGETHER` if that is not more than half; more only if they are a quarter, or leave `OTHERS`.
+    `MIN_SHARED` if that is not more than half; more only if they are a quarter, or leave `OTHERS`.
     """
-    return max(min(TOGETHER, (requests + 1) // 2), requests // 4, requests - OTHERS)
+    return max(min(MIN_SHARED, (requests + 1) // 2), requests // 4, requests - OTHERS)
 
 
 def deal(available: int, wants: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ def least_patience(working: int) -> float:
     return float(DEGRADED[0]) if working > 1 else 0.0
 
 
-def judge(executors: Collection[PartitionExecutor], now: Millis) -> float:
+def mark_degraded(executors: Collection[PartitionExecutor], now: Millis) -> float:
     """Mark executors far slower than the others. Returns the tolerated commit time in ms; 0: nothing to compare."""
     working = [executor for executor in executors if executor.takes_work]
     for executor in executors:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from sluiceway.contract.queue_settings import Verb
 from sluiceway.core.queue.distribution import deal
 from sluiceway.core.queue.executor_index import ExecutorIndex
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
@@ -23,27 +21,45 @@ Without it a lease that does not wait would hardly ever get anything. What lands
 
 
 class LeaseScheduler:
-    """The leases of a logical queue: `waiters` have been given nothing yet."""
+    """The waiting leases of a logical queue, and the choice of the executors that serve them.
 
-    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
-        self.index = ExecutorIndex(PartitionExecutor(number, incarnation) for number in partitions)
-        self.executors = self.index.executors
+    It takes the queue's executors, and `reply`, which ends a ticket: that must also `remove` the ticket here. It appends each lease that it
+    takes to its executor's `answers`; the queue commits them and replies.
+    """
+
+    def __init__(self, index: ExecutorIndex, lease_timeout: Millis, reply: Callable[[Ticket, Result | SluicewayError], None]) -> None:
         self.lease_timeout = lease_timeout
-        self.paused: frozenset[Verb] = frozenset()
+        """For leases that ask for no timeout of their own."""
         self.waiters: dict[int, Ticket] = {}
+        """Leases that have been given nothing yet, by ticket number."""
+        self._index = index
+        self._reply = reply
         # Unanswered leases with a key, and those past their deadline, indexed to avoid scanning all waiters.
         self._keyed_leases: dict[int, Ticket] = {}
-        self._late_leases: dict[int, Ticket] = {}
-        # Numbers, not tickets: an answered ticket must not be kept, with its payload, until its deadline.
-        self._deadlines: list[tuple[Millis, int]] = []
-        self._choices = 0
+        self._overdue: dict[int, Ticket] = {}
+        self._leases_taken = 0
+        """Orders the executors by when each last served."""
 
-    def _reply(self, ticket: Ticket, result: Result | SluicewayError) -> None:
-        raise NotImplementedError
+    def add(self, ticket: Ticket) -> None:
+        """Add a new lease."""
+        self.waiters[ticket.number] = ticket
+        if ticket.keyed:
+            self._keyed_leases[ticket.number] = ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        """Remove a lease that has ended, whether it waits or not."""
+        self.waiters.pop(ticket.number, None)
+        self._keyed_leases.pop(ticket.number, None)
+        self._overdue.pop(ticket.number, None)
+
+    def retry(self, ticket: Ticket) -> None:
+        """Let a lease wait again whose grants were surely not written."""
+        self.waiters[ticket.number] = ticket
+        ticket.room = MAX_LEASE_BYTES
 
     # ---- keyed leases -----------------------------------------------------------------------------------------
 
-    def _find_keyed(self, now: Millis) -> None:
+    def answer_repeated(self, now: Millis) -> None:
         """Answer repeated keyed leases with the leases that they took before.
 
         An executor's leases are noted at a moment when all are durable. Busy executors never are at the same moment, so each is noted at
@@ -52,7 +68,7 @@ class LeaseScheduler:
         keyed = [ticket for ticket in self._keyed_leases.values() if ticket.number in self.waiters]
         if not keyed:
             return
-        held = {name for executor in self.executors.values() for name in executor.partition.by_key}
+        held = self._held_keys()
         for ticket in [ticket for ticket in keyed if ticket.key_name in held]:
             if self._hides_leases(ticket):
                 continue
@@ -62,6 +78,10 @@ class LeaseScheduler:
             grants = [grant for grant in noted if grant is not None]
             if grants and len(grants) == len(found):
                 self._reply(ticket, grants)
+
+    def _held_keys(self) -> set[tuple[str, str]]:
+        """The (client, lease key) names of all live leases."""
+        return {name for executor in self._index.executors.values() for name in executor.partition.by_key}
 
     def _keyed(self, ticket: Ticket, now: Millis) -> list[tuple[PartitionExecutor, Grant]]:
         """The live leases under the ticket's key. Excludes those of stopped partitions, which cannot be read."""
@@ -78,8 +98,8 @@ class LeaseScheduler:
 
     def _executors_for(self, ticket: Ticket) -> Collection[PartitionExecutor]:
         """The executors that may serve the lease."""
-        only = ticket.lease_from
-        return self.executors.values() if only is None else [self.executors[only]] if only in self.executors else []
+        only, executors = ticket.lease_from, self._index.executors
+        return executors.values() if only is None else [executors[only]] if only in executors else []
 
     def _hides_leases(self, ticket: Ticket) -> bool:
         """Whether a closed partition that will reopen may hold live leases under the ticket's key, or is the only one that may serve it: an
@@ -88,104 +108,74 @@ class LeaseScheduler:
         if name is None:
             return False
         if ticket.lease_from is None:
-            return any(executor.may_hold(name) for executor in self.index.closed())
+            return any(executor.may_hold(name) for executor in self._index.closed())
         return any(executor.is_away for executor in self._executors_for(ticket))
 
     # ---- distribution -----------------------------------------------------------------------------------------
 
-    def _deal(self, now: Millis) -> None:
+    def serve(self, now: Millis) -> None:
         """Serve waiters from executors with ready items: each executor once per round, one executor per waiter where that suffices."""
-        if not self.waiters or "lease" in self.paused:
+        if not self.waiters:
             return
-        sources: list[PartitionExecutor] = []
-        groups, anywhere = self._grouped(sources, now)
+        assignment, pointless = self._assign(now)
+        for ticket in pointless:
+            self._end_pointless(ticket, now)
         first: dict[int, LeaseInfo] = {}
-        for number, group in groups.items():
-            executor = self.executors[number]
-            shares = deal(executor.partition.ready_count, [ticket.request.batch_size for ticket in group])  # type: ignore[union-attr]
-            for ticket, share in zip(group, shares, strict=True):
+        for number, tickets in assignment.by_executor.items():
+            executor = self._index.executors[number]
+            shares = deal(executor.partition.ready_count, [ticket.request.batch_size for ticket in tickets])  # type: ignore[union-attr]
+            for ticket, share in zip(tickets, shares, strict=True):
                 info = self._lease(executor, ticket, share, now)
                 if info is not None:
                     first[ticket.number] = info
-        for ticket in anywhere:
-            self._lease_more(sources, ticket, first.get(ticket.number), now)
-        for executor in (*sources, *(self.executors[number] for number in groups)):
+        for ticket in assignment.unbound:
+            self._lease_more(assignment.sources, ticket, first.get(ticket.number), now)
+        for executor in (*assignment.sources, *(self._index.executors[number] for number in assignment.by_executor)):
             executor.touch()
 
-    def _grouped(self, sources: list[PartitionExecutor], now: Millis) -> tuple[dict[int, list[Ticket]], list[Ticket]]:
-        """Group the next waiters by the executor that serves them first. Also returns those that any executor may serve, and fills
-        `sources` with the executors considered for these.
-
-        An executor gets as many waiters as it has items for before the next one is considered, so that they share its transaction; but
-        never most of them, since it may hang, and a slow one as few as possible.
-        """
-        groups: dict[int, list[Ticket]] = {}
-        anywhere: list[Ticket] = []
-        late: list[Ticket] = []
-        left, over, has = 0, 0, 0
-        executor: PartitionExecutor | None = None
-        for ticket in self._servable(late, now):
-            request = ticket.request
-            assert isinstance(request, Lease)
-            if request.partition is not None:
-                groups.setdefault(request.partition, []).append(ticket)
-                continue
-            full = executor is not None and has >= executor.together(len(self.waiters))
-            if not over and (full or request.batch_size > left):
-                executor, has = self.index.take_stocked(request.client_id), 0
-                if executor is not None:
-                    sources.append(executor)
-                    left = executor.servable
-                else:
-                    # Not enough for all: they share what there is.
-                    over = sum(each.servable for each in sources) - len(anywhere)
-            if executor is None:
-                if over <= 0:
-                    break
-                over -= 1
-            chosen = sources[len(anywhere) % len(sources)] if executor is None else executor
-            groups.setdefault(chosen.number, []).append(ticket)
-            anywhere.append(ticket)
-            has += 1
-            left -= min(left, request.batch_size)
-        for ticket in late:
-            if self._is_late(ticket):
-                self._reply(ticket, SluicewayError("stale_ids", "this client has already completed a later lease", "after_lease"))
-            else:
-                self._end_wait(ticket, now)
-        return groups, anywhere
-
-    def _servable(self, late: list[Ticket], now: Millis) -> Iterator[Ticket]:
-        """The next waiters; per lease key only the first, and none whose earlier lease may still turn up.
-
-        Adds to `late` the waiters whose lease would come too late, and those for which nothing can come any more.
-        """
-        room: dict[int, int] = {}
-        keys: set[tuple[tuple[str, str], int | None]] = set()
+    def _assign(self, now: Millis) -> tuple[_Assignment, list[Ticket]]:
+        """Assign the next waiters to executors. Also returns the waiters among them for which nothing can come any more."""
+        assignment = _Assignment(self._index, len(self.waiters))
+        pointless: list[Ticket] = []
+        unassigned: dict[int, int] = {}
+        """Items left for waiters that name their partition, by partition."""
+        served_keys: set[tuple[tuple[str, str], int | None]] = set()
         held = None
         for ticket in self.waiters.values():
-            only = ticket.lease_from
-            if only is not None and not room.setdefault(only, self._servable_of(only)):
+            only, key = ticket.lease_from, ticket.key_name
+            if only is not None and not unassigned.setdefault(only, self._servable_of(only)):
                 continue
-            if ticket.key_name is not None:
+            if key is not None:
                 if held is None:
-                    held = {name for executor in self.executors.values() for name in executor.partition.by_key}
-                taken = ticket.key_name in held and self._keyed(ticket, now)
-                if taken or (ticket.key_name, only) in keys or self._hides_leases(ticket):
+                    held = self._held_keys()
+                # One at a time per key, and none while an earlier lease under the key may still be found.
+                if (key, only) in served_keys or (key in held and self._keyed(ticket, now)) or self._hides_leases(ticket):
                     continue
-                keys.add((ticket.key_name, only))
-            request = ticket.request
-            assert isinstance(request, Lease)
-            if (only is not None and self._is_late(ticket)) or (request.before is not None and self._is_past(ticket, request.before)):
-                late.append(ticket)
-                continue
-            if only is not None:
-                room[only] -= 1
-            yield ticket
+                served_keys.add((key, only))
+            if self._is_pointless(ticket):
+                pointless.append(ticket)
+            elif only is not None:
+                unassigned[only] -= 1
+                assignment.bind(ticket, only)
+            elif not assignment.add(ticket):
+                break
+        return assignment, pointless
 
     def _servable_of(self, number: int) -> int:
-        executor = self.executors.get(number)
+        executor = self._index.executors.get(number)
         return executor.servable if executor is not None and executor.state is ExecutorState.READY else 0
+
+    def _is_pointless(self, ticket: Ticket) -> bool:
+        """Whether nothing can come for the waiter any more, or only too late."""
+        request = ticket.request
+        assert isinstance(request, Lease)
+        return self._is_late(ticket) or (request.before is not None and self._is_past(ticket, request.before))
+
+    def _end_pointless(self, ticket: Ticket, now: Millis) -> None:
+        if self._is_late(ticket):
+            self._reply(ticket, SluicewayError("stale_ids", "this client has already completed a later lease", "after_lease"))
+        else:
+            self._end_wait(ticket, now)
 
     def _is_late(self, ticket: Ticket) -> bool:
         """Whether its client completed a lease taken after the one that the request names."""
@@ -193,7 +183,7 @@ class LeaseScheduler:
         assert isinstance(request, Lease)
         if request.after is None or request.partition is None:
             return False
-        return self.executors[request.partition].partition.closed.was_completed_after(request.after, request.client_id)
+        return self._index.executors[request.partition].partition.closed.was_completed_after(request.after, request.client_id)
 
     def _is_past(self, ticket: Ticket, before: Mapping[int, int]) -> bool:
         """Whether all partitions are past the request's offset limits: new and returning items go to the tail."""
@@ -211,7 +201,7 @@ class LeaseScheduler:
         at = 0
         while wanted > 0 and len(had) < request.max_partitions:
             if at == len(sources):
-                further = self.index.take_stocked(request.client_id)
+                further = self._index.take_stocked(request.client_id)
                 if further is None:
                     return
                 sources.append(further)
@@ -234,10 +224,10 @@ class LeaseScheduler:
         if lease is None:
             return None
         ticket.room -= max(lease.nbytes, 1)
-        self._choices += 1
-        executor.last_leased = self._choices
+        self._leases_taken += 1
+        executor.last_leased = self._leases_taken
         if request.partition is None:
-            self.index.serves(request.client_id, executor.number)
+            self._index.serves(request.client_id, executor.number)
         self.waiters.pop(ticket.number, None)
         grant = executor.grant(lease.number, lease.count, now + timeout)
         ticket.awaiting += 1
@@ -246,40 +236,44 @@ class LeaseScheduler:
 
     # ---- end of the wait --------------------------------------------------------------------------------------
 
-    def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
-        """Past its deadline a lease waits up to LEASE_PATIENCE for items in flight to it. See also `_answer_empty`."""
+    def time_out(self, ticket: Ticket, now: Millis) -> Millis | None:
+        """Handle a lease that is past its deadline. Returns when to call again; None: it is answered.
+
+        It waits up to LEASE_PATIENCE for items in flight to it. See also `end_waits`.
+        """
         if now - ticket.deadline < LEASE_PATIENCE:
-            self._late_leases[ticket.number] = ticket
-            heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number))
-        elif ticket.awaiting and ticket.grants and not ticket.keyed:
+            self._overdue[ticket.number] = ticket
+            return ticket.deadline + LEASE_PATIENCE
+        if ticket.awaiting and ticket.grants and not ticket.keyed:
             self._reply(ticket, ticket.result(now))
         elif ticket.awaiting:
             self._reply(ticket, SluicewayError("outcome_unknown", "request_timeout passed while the lease was being written"))
         else:
             self._end_wait(ticket, now)
+        return None
 
-    def _answer_empty(self, now: Millis) -> None:
+    def end_waits(self, now: Millis) -> None:
         """End waits past their deadline, and waits for a stopped partition.
 
         A committing executor may have items for them in a moment.
         """
-        if any(executor.state is ExecutorState.STOPPED for executor in self.index.closed()):
+        if any(executor.state is ExecutorState.STOPPED for executor in self._index.closed()):
             # Even before the deadline: nothing in there will come.
             for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from is not None]:
-                executor = self.executors.get(ticket.lease_from)  # type: ignore[arg-type]
+                executor = self._index.executors.get(ticket.lease_from)  # type: ignore[arg-type]
                 if executor is not None and executor.state is ExecutorState.STOPPED:
                     self._reply(ticket, executor.unavailable())
-        late = [ticket for ticket in self._late_leases.values() if ticket.number in self.waiters]
-        if not late:
+        overdue = [ticket for ticket in self._overdue.values() if ticket.number in self.waiters]
+        if not overdue:
             return
-        coming = {executor.number for executor in self.index.writing() if executor.servable and not executor.degraded}
+        coming = {executor.number for executor in self._index.writing() if executor.servable and not executor.degraded}
         # An expired item at the head hides those behind it until its timer runs.
         coming |= {
             executor.number
-            for executor in self.index.visited()
+            for executor in self._index.visited()
             if executor.state is ExecutorState.READY and executor.servable and executor.is_due(now)
         }
-        for ticket in late:
+        for ticket in overdue:
             only = ticket.lease_from
             waits = (coming if only is None else only in coming) or (ticket.keyed and self._keyed(ticket, now))
             if not waits or now - ticket.deadline >= LEASE_PATIENCE or self._hides_leases(ticket):
@@ -290,3 +284,62 @@ class LeaseScheduler:
             self._reply(ticket, SluicewayError("unavailable", "a partition that may hold this key's leases is busy or not open"))
         else:
             self._reply(ticket, [])
+
+
+class _Assignment:
+    """The executor that serves each waiter first, in one cycle.
+
+    An executor gets as many waiters as it has items for before the next one is considered, so that they share its transaction. It never
+    gets most of the waiters, since it may hang, and a slow one gets as few as possible. Once no further executor has items, the executors
+    share the waiters that are left, up to one for each item.
+    """
+
+    def __init__(self, index: ExecutorIndex, waiters: int) -> None:
+        self.by_executor: dict[int, list[Ticket]] = {}
+        self.unbound: list[Ticket] = []
+        """Those that any executor may serve."""
+        self.sources: list[PartitionExecutor] = []
+        """The executors considered for them, in order."""
+        self._index = index
+        self._waiters = waiters
+        self._filling: PartitionExecutor | None = None
+        """The last source, while it gets waiters."""
+        self._filled = 0
+        """The waiters that it has got."""
+        self._unclaimed = 0
+        """Its items that these have not asked for."""
+        self._spare: int | None = None
+        """Once no further executor has items: how many more waiters there is an item for."""
+
+    def bind(self, ticket: Ticket, number: int) -> None:
+        """Assign the waiter to the executor that it names."""
+        self.by_executor.setdefault(number, []).append(ticket)
+
+    def add(self, ticket: Ticket) -> bool:
+        """Assign a waiter that any executor may serve. False: no item is left for it."""
+        request = ticket.request
+        assert isinstance(request, Lease)
+        if self._spare is None and (request.batch_size > self._unclaimed or self._is_full()):
+            self._take_source(request.client_id)
+        executor = self._filling
+        if executor is None:
+            if not self._spare:
+                return False
+            self._spare -= 1
+            executor = self.sources[len(self.unbound) % len(self.sources)]
+        self.bind(ticket, executor.number)
+        self.unbound.append(ticket)
+        self._filled += 1
+        self._unclaimed -= min(self._unclaimed, request.batch_size)
+        return True
+
+    def _is_full(self) -> bool:
+        return self._filling is not None and self._filled >= self._filling.transaction_limit(self._waiters)
+
+    def _take_source(self, client_id: str) -> None:
+        executor = self._filling = self._index.take_stocked(client_id)
+        if executor is not None:
+            self.sources.append(executor)
+            self._filled, self._unclaimed = 0, executor.servable
+        else:
+            self._spare = max(0, sum(each.servable for each in self.sources) - len(self.unbound))

@@ -1,8 +1,8 @@
 """Logical queue: the single-threaded scheduler between requests and partitions.
 
 A pure machine. Events come in through `submit`, `cancel`, `opened`, `committed`, `transferred`; `cycle(now)` is one scheduling cycle: it
-decides, and returns effects for the driver to carry out. A cycle gathers waiting requests, distributes them over the executors, makes one
-change set per executor and settles what was committed. No reply leaves before the commit that it depends on.
+decides, and returns effects for the driver to carry out. A cycle gathers waiting requests, distributes them over the executors (leases:
+`LeaseScheduler`), makes one change set per executor and settles what was committed. No reply leaves before the commit that it depends on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from sluiceway.contract.queue_settings import Verb
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.idempotency_keys import Seen
@@ -18,14 +19,15 @@ from sluiceway.core.partition.key_slots import home_of, slot
 from sluiceway.core.partition.partition import Intended, Partition
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.partition_states import Allows, allows
-from sluiceway.core.queue.executor_health import PROBE_EVERY, choose, judge, least_patience
+from sluiceway.core.queue.executor_health import PROBE_EVERY, choose, least_patience, mark_degraded
+from sluiceway.core.queue.executor_index import ExecutorIndex
 from sluiceway.core.queue.lease_scheduler import LeaseScheduler
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, not_here
 from sluiceway.core.queue.request_split import Work, parts_of
 from sluiceway.core.queue.tickets import Answer, Commit, Effect, Fault, Forward, Grant, Open, Reply, Result, Route, Ticket, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_WAITING, TIMER_BATCH
+from sluiceway.kernel.limits import MAX_WAITING, TIMER_BATCH
 from sluiceway.model.items import digest as digest_of
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
@@ -47,15 +49,18 @@ MAX_UNEVEN = 8
 """A key's home takes the items itself, in one transaction, if its items exceed the emptiest partition's by no more than MIN_TOLERANCE, half
 of the produce, or a MAX_UNEVENth of the emptiest's items, whichever is most."""
 
-STAYS = 64
-"""Consecutive produces to one partition, at most: all partitions are used, even where consumers take each item at once."""
+MAX_STREAK = 64
+"""Consecutive produces to one partition: all partitions are used, even where consumers take each item at once."""
 
 
-class LogicalQueue(LeaseScheduler):
+class LogicalQueue:
     """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, these are its only partitions."""
 
     def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
-        super().__init__(incarnation, partitions, lease_timeout)
+        self.index = ExecutorIndex(PartitionExecutor(number, incarnation) for number in partitions)
+        self.executors = self.index.executors
+        self.lease_scheduler = LeaseScheduler(self.index, lease_timeout, self._reply)
+        self.paused: frozenset[Verb] = frozenset()
         self.tolerance = MIN_TOLERANCE
         self._record: QueueRecord | None = None
         """None while the record has no partitions."""
@@ -66,17 +71,21 @@ class LogicalQueue(LeaseScheduler):
         """Whether some executor is far slower than the others."""
         self._is_low = False
         """Whether some executor's disk is low."""
-        self._last = -1
+        self._last_number = -1
         """Executor of the most recent unkeyed produce."""
-        self._stays = 0
+        self._last_streak = 0
         """Consecutive unkeyed produces sent to it."""
         self._fewest: int | None = None
-        """Present and expected items of the emptiest executor, as seen in this cycle."""
+        """Present and expected items of the emptiest executor, as last seen in this cycle."""
         self.produces: dict[int, Ticket] = {}
         self._routed: dict[tuple[str | None, str], Ticket] = {}
         """Last produce sent to its home, by key. Others with that key wait while it goes to a target."""
         self._unanswered: dict[int, Ticket] = {}
+        # Numbers, not tickets: an answered ticket must not be kept, with its payload, until its deadline.
+        self._deadlines: list[tuple[Millis, int]] = []
         self._tickets = 0
+        self._choices = 0
+        """Orders the executors by when each was last chosen."""
         self._again_at: Millis | None = None
         """Time of the next cycle for requests that have found no executor."""
         self._effects: list[Effect] = []
@@ -85,7 +94,7 @@ class LogicalQueue(LeaseScheduler):
 
     def configure(self, record: QueueRecord) -> None:
         """Follow the queue's settings and partition states from now on. Waiting requests no longer allowed where they are look again."""
-        self.lease_timeout = record.lease_timeout
+        self.lease_scheduler.lease_timeout = record.lease_timeout
         self.paused = frozenset(record.paused)
         dead_queue = record.dead_queue
         self._rules = Rules(record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue)
@@ -95,7 +104,7 @@ class LogicalQueue(LeaseScheduler):
         for executor in self.executors.values():
             self._instruct(executor)
             if changed:
-                self._give_up(executor.take_back_produces(keyed=True))
+                self._requeue_all(executor.take_back_produces(keyed=True))
         self.produces = dict(sorted(self.produces.items()))
 
     def _instruct(self, executor: PartitionExecutor) -> None:
@@ -106,12 +115,12 @@ class LogicalQueue(LeaseScheduler):
         # A partition that the queue no longer has takes nothing and gives nothing out.
         executor.recorded, executor.allows = self._states.get(executor.number, ("available", Allows(not self._states, not self._states)))
 
-    def _give_up(self, produces: Iterable[tuple[Ticket, Produce]]) -> None:
+    def _requeue_all(self, produces: Iterable[tuple[Ticket, Produce]]) -> None:
         """Requeue produces taken back from an executor: each finds another, or waits."""
         for ticket, _ in produces:
-            self._look_again(ticket)
+            self._requeue(ticket)
 
-    def _look_again(self, ticket: Ticket) -> None:
+    def _requeue(self, ticket: Ticket) -> None:
         """Requeue a produce that surely was not written where it was sent."""
         route, ticket.route = ticket.route, None
         if route is not None:
@@ -144,11 +153,9 @@ class LogicalQueue(LeaseScheduler):
             if request.partition is not None and request.partition not in self.executors:
                 self._reply(ticket, not_here(request.partition))
             else:
-                self.waiters[ticket.number] = ticket
-                if request.lease_key is not None:
-                    self._keyed_leases[ticket.number] = ticket
+                self.lease_scheduler.add(ticket)
         else:
-            for number, work in parts_of(ticket, self.executors, self.lease_timeout):
+            for number, work in parts_of(ticket, self.executors, self.lease_scheduler.lease_timeout):
                 self._put_now(ticket, number, work)
             if not ticket.awaiting:
                 self._reply(ticket, ticket.error or ticket.result(ticket.deadline))
@@ -239,10 +246,10 @@ class LogicalQueue(LeaseScheduler):
             self._settle_intent(ticket, answer)
             self._reply(ticket, answer)
         elif isinstance(answer, Produced):
-            self._refused_for_good(ticket)
+            self._target_refused(ticket)
         elif answer.code == "invalid_request" and answer.field == "partition":
             # The partition was removed; the record that says so is here, or on its way.
-            self._look_again(ticket)
+            self._requeue(ticket)
             self._again_at = now
         else:
             self._reply(ticket, answer)
@@ -295,8 +302,8 @@ class LogicalQueue(LeaseScheduler):
         self._again_at = None
         self._time_out(now)
         self._reopen(self.index.begin_cycle(now), now)
-        self._find_keyed(now)
-        self._spread(now)
+        self.lease_scheduler.answer_repeated(now)
+        self._unload_hung(now)
         self._distribute(now)
         idle = [executor for executor in self.index.visited() if executor.state is ExecutorState.READY]
         self.timers_done = 0
@@ -304,13 +311,14 @@ class LogicalQueue(LeaseScheduler):
         for executor in idle:
             if executor.has_work and executor.state is ExecutorState.READY:
                 self._attempt(PartitionExecutor.work, executor, now)
-                self._look_on(executor, now)
-        self._deal(now)
+                self._requeue_refused(executor, now)
+        if "lease" not in self.paused:
+            self.lease_scheduler.serve(now)
         for executor in self.index.visited():
             if executor.state is ExecutorState.READY and (executor.answers or executor.partition.is_changed):
                 self._attempt(self._commit, executor, now)
             self._effects += executor.start_transfers(now)
-        self._answer_empty(now)
+        self.lease_scheduler.end_waits(now)
         self.index.end_cycle()
         effects, self._effects = self._effects, []
         return effects
@@ -330,12 +338,12 @@ class LogicalQueue(LeaseScheduler):
             if most <= 0:
                 break
 
-    def _look_on(self, executor: PartitionExecutor, now: Millis) -> None:
-        """Requeue the tickets that a partition, shut in this cycle, has refused; the next cycle follows at once."""
-        turned_away, executor.turned_away = executor.turned_away, []
-        for ticket in turned_away:
-            self._look_again(ticket)
-        if turned_away:
+    def _requeue_refused(self, executor: PartitionExecutor, now: Millis) -> None:
+        """Requeue the produces that a partition, shut in this cycle, has refused; the next cycle follows at once."""
+        refused, executor.refused = executor.refused, []
+        for ticket in refused:
+            self._requeue(ticket)
+        if refused:
             self._again_at = now
 
     def wake_at(self) -> Millis | None:
@@ -361,7 +369,9 @@ class LogicalQueue(LeaseScheduler):
             if ticket is None:
                 continue
             if isinstance(ticket.request, Lease):
-                self._time_out_lease(ticket, now)
+                again_at = self.lease_scheduler.time_out(ticket, now)
+                if again_at is not None:
+                    heapq.heappush(self._deadlines, (again_at, ticket.number))
             elif ticket.flying and not (ticket.route is not None and ticket.route.only_intends):
                 self._reply(ticket, SluicewayError("outcome_unknown", "request_timeout passed while the write was in progress"))
             else:
@@ -375,24 +385,25 @@ class LogicalQueue(LeaseScheduler):
                 executor.touch()
                 self._effects.append(Open(executor.number, executor.opening))
 
-    def _judge(self, now: Millis) -> None:
-        """Compare the executors' speeds, if any may be slow."""
+    def _compare_speeds(self, now: Millis) -> None:
+        """Find the executors that are far slower than the others, if any may be."""
         if self._uneven or self.index.may_be_slow(now):
-            self._patience = judge(self.executors.values(), now)
+            self._patience = mark_degraded(self.executors.values(), now)
             self._uneven = any(executor.degraded for executor in self.executors.values())
         else:
             self._patience = least_patience(self.index.working)
 
-    def _spread(self, now: Millis) -> None:
+    def _unload_hung(self, now: Millis) -> None:
         """Take work not yet begun, and movable, from executors that hang."""
-        self._judge(now)
+        self._compare_speeds(now)
         for executor in self.executors.values() if self._uneven else ():
             if executor.degraded and executor.state is ExecutorState.COMMITTING:
                 if executor.waiting:
-                    self._give_up(executor.take_back_produces())
-                self._give_up_intents(executor)
+                    self._requeue_all(executor.take_back_produces())
+                self._fail_hung_intents(executor)
 
     def _distribute(self, now: Millis) -> None:
+        """Give each waiting produce to an executor, or refuse it if another owner may take it. Otherwise it waits on."""
         self._fewest = None
         for ticket in list(self.produces.values()):
             request = ticket.request
@@ -401,7 +412,7 @@ class LogicalQueue(LeaseScheduler):
                 self._distribute_keyed(ticket, request, request.key, now)
                 continue
             number = self._number_for(request)
-            executor = self._executor_for(request.batch.nbytes, now) if number is None else self.executors.get(number)
+            executor = self._choose_executor(request.batch.nbytes, now) if number is None else self.executors.get(number)
             if executor is not None and executor.takes_produce(request):
                 del self.produces[ticket.number]
                 self._choices += 1
@@ -411,25 +422,23 @@ class LogicalQueue(LeaseScheduler):
             elif self._is_elsewhere(executor, request):
                 self._reply(ticket, not_here(number))
 
-    def _executor_for(self, nbytes: int, now: Millis) -> PartitionExecutor | None:
-        """The executor for an unkeyed produce: the one that took the last, to share its transaction, or the emptiest.
-
-        Caps one transaction's share of the requests in flight, so that a hung partition cannot stall most of them, unless its partition is
-        emptier than the others by as much.
-        """
-        last = self.executors.get(self._last)
-        requests = len(self._unanswered) - len(self.waiters)
-        if last is not None and (self._stays >= STAYS or not last.shares(nbytes, requests, now)):
+    def _choose_executor(self, nbytes: int, now: Millis) -> PartitionExecutor | None:
+        """The executor for an unkeyed produce: the one that took the last, to share its transaction, or the emptiest."""
+        last = self.executors.get(self._last_number)
+        # Requests that would share the transaction's fate if it hangs; waiting leases are in none.
+        requests = len(self._unanswered) - len(self.lease_scheduler.waiters)
+        if last is not None and (self._last_streak >= MAX_STREAK or not last.shares(nbytes, requests, now)):
             last = None
         if last is None or self._fewest is None or last.has_or_will > self._fewest + SLACK:
-            executor = choose(self.executors.values(), now) if self._uneven else self.index.emptiest()
-            if executor is None or executor.degraded:
-                return executor
-            self._fewest = executor.has_or_will
-            if last is None or last.has_or_will > self._fewest + SLACK or last.is_slower(executor, now):
-                last = executor
-                self._last, self._stays = executor.number, 0
-        self._stays += 1
+            # Nothing to share, or the emptiest is not known in this cycle, or was far emptier: look at it.
+            emptiest = choose(self.executors.values(), now) if self._uneven else self.index.emptiest()
+            if emptiest is None or emptiest.degraded:
+                return emptiest
+            self._fewest = emptiest.has_or_will
+            if last is None or last.has_or_will > self._fewest + SLACK or last.is_slower(emptiest, now):
+                last = emptiest
+                self._last_number, self._last_streak = emptiest.number, 0
+        self._last_streak += 1
         return last
 
     # ---- keyed produces (ADR 34) --------------------------------------------------------------------------------
@@ -512,10 +521,10 @@ class LogicalQueue(LeaseScheduler):
         if executor is None and self._is_removed(intended.target):
             # Removal waits until the homes have noted its answers (see `core.rebalance`): it had none for this key.
             memory.be_sure(key, intended.intent)
-            self._look_again(ticket)
+            self._requeue(ticket)
             self._again_at = now
         elif executor is not None and not (executor.takes_items and not _hangs(executor) if is_sure else _answers(executor)):
-            self._look_again(ticket)
+            self._requeue(ticket)
         else:
             memory.doubt(key)
             ticket.route = Route(intended=intended, at_target=True, was_sure=is_sure)
@@ -533,7 +542,7 @@ class LogicalQueue(LeaseScheduler):
         record = self._record
         return record is not None and number < record.given and record.partition(number) is None
 
-    def _refused_for_good(self, ticket: Ticket) -> None:
+    def _target_refused(self, ticket: Ticket) -> None:
         """Handle a target's durable refusal of the key: another target may be chosen."""
         route = ticket.route
         if route is None or route.intended is None:
@@ -541,7 +550,7 @@ class LogicalQueue(LeaseScheduler):
             self._reply(ticket, Produced(-1 if ticket.request.partition is None else ticket.request.partition, 0, 0, False))  # type: ignore[union-attr]
             return
         route.was_sure = True
-        self._look_again(ticket)
+        self._requeue(ticket)
 
     def _settle_intent(self, ticket: Ticket, answer: Produced) -> None:
         """Record in the home that the items are durable at the target."""
@@ -554,7 +563,7 @@ class LogicalQueue(LeaseScheduler):
             seen = Seen(digest, answer.first_offset, answer.items, answer.partition, route.intended.intent.intended_at)
             route.intended.memory.settle(_key(ticket), route.intended.intent, seen)
 
-    def _give_up_intents(self, executor: PartitionExecutor) -> None:
+    def _fail_hung_intents(self, executor: PartitionExecutor) -> None:
         """Answer produces whose intent hangs at their home: they surely wrote no items. Replaceable keys need not wait."""
         if not self._has_healthy_other_than(executor):
             return
@@ -622,8 +631,8 @@ class LogicalQueue(LeaseScheduler):
             if done:
                 ticket.add(answer)
             else:
-                self._take_out(executor, ticket)
-            again = ticket.number in self.produces or ticket.number in self.waiters
+                self._retry_unwritten(executor, ticket)
+            again = ticket.number in self.produces or ticket.number in self.lease_scheduler.waiters
             if ticket.whole is not None or not (ticket.awaiting or again):
                 self._reply(ticket, ticket.error or ticket.result(now))
 
@@ -633,13 +642,13 @@ class LogicalQueue(LeaseScheduler):
         assert route is not None
         if not done:
             if ticket.done:
-                self._look_again(ticket)
+                self._requeue(ticket)
         elif isinstance(answer, Intended):
             if not ticket.done:
                 self._follow_intent(ticket, answer, now)
             return True
         elif isinstance(answer, Produced) and not answer.items:
-            self._refused_for_good(ticket)
+            self._target_refused(ticket)
             return True
         elif isinstance(answer, Produced):
             self._settle_intent(ticket, answer)
@@ -647,14 +656,13 @@ class LogicalQueue(LeaseScheduler):
             route.intended.memory.be_sure(_key(ticket), route.intended.intent)
         return False
 
-    def _take_out(self, executor: PartitionExecutor, ticket: Ticket) -> None:
+    def _retry_unwritten(self, executor: PartitionExecutor, ticket: Ticket) -> None:
         """Handle a ticket of which this executor surely wrote nothing: produces and leases retry, settles get an error."""
         if isinstance(ticket.request, Produce):
-            self._look_again(ticket)
+            self._requeue(ticket)
         elif isinstance(ticket.request, Lease):
             if not ticket.awaiting and not ticket.grants:
-                self.waiters[ticket.number] = ticket
-                ticket.room = MAX_LEASE_BYTES
+                self.lease_scheduler.retry(ticket)
         else:
             ticket.error = executor.unavailable()
 
@@ -665,15 +673,15 @@ class LogicalQueue(LeaseScheduler):
         executor.state, executor.at_once = ExecutorState.STOPPED if final else ExecutorState.FAILED, False
         executor.retry_at = now + min(most, first << min(executor.failed_in_a_row, 10)) if executor.failed_in_a_row else now
         executor.failed_in_a_row += 1
-        self._turn_away(executor)
+        self._reroute_waiting(executor)
 
-    def _turn_away(self, executor: PartitionExecutor) -> None:
+    def _reroute_waiting(self, executor: PartitionExecutor) -> None:
         """Send the executor's waiting work, not in flight, elsewhere."""
         for ticket, work in executor.take_back():
             if ticket.done:
                 continue
             if isinstance(work, Produce):
-                self._look_again(ticket)
+                self._requeue(ticket)
             else:
                 ticket.error = executor.unavailable()
                 if not ticket.awaiting:
@@ -690,9 +698,7 @@ class LogicalQueue(LeaseScheduler):
             _unreserve(ticket.route, ticket)
         self._unanswered.pop(ticket.number, None)
         self.produces.pop(ticket.number, None)
-        self.waiters.pop(ticket.number, None)
-        self._keyed_leases.pop(ticket.number, None)
-        self._late_leases.pop(ticket.number, None)
+        self.lease_scheduler.remove(ticket)
 
     # ---- queries ----------------------------------------------------------------------------------------------
 
@@ -701,7 +707,7 @@ class LogicalQueue(LeaseScheduler):
         produces = sum(isinstance(each, Produce) for each in work)
         return LogicalQueueStats(
             produce_waiting=len(self.produces) + produces,
-            lease_waiting=len(self.waiters),
+            lease_waiting=len(self.lease_scheduler.waiters),
             complete_waiting=len(work) - produces,
             in_flight=sum(len(executor.answers) for executor in self.executors.values()),
             partitions=[executor.stats() for executor in self.executors.values()],

@@ -51,8 +51,8 @@ class OwnedQueue(LogicalQueue):
             return True
         executor.leaving = True
         executor.touch()
-        self._turn_away(executor)
-        self._send_away(number)
+        self._reroute_waiting(executor)
+        self._refuse_leases(number)
         if executor.state is not ExecutorState.COMMITTING:
             self.drop(number)
         return number not in self.executors
@@ -66,8 +66,8 @@ class OwnedQueue(LogicalQueue):
         self._openings[number] = executor.opening
         self._graces.pop(number, None)
         executor.leaving = True
-        self._turn_away(executor)
-        self._send_away(number)
+        self._reroute_waiting(executor)
+        self._refuse_leases(number)
         answers, executor.answers = executor.answers, []
         for ticket, _ in answers:
             ticket.awaiting -= 1
@@ -81,24 +81,24 @@ class OwnedQueue(LogicalQueue):
                 if not ticket.awaiting:
                     self._reply(ticket, ticket.error)
 
-    def _send_away(self, number: int) -> None:
+    def _refuse_leases(self, number: int) -> None:
         """Refuse leases that wait only for that partition, so that their clients ask its new owner."""
-        for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from == number]:
+        for ticket in [ticket for ticket in self.lease_scheduler.waiters.values() if ticket.lease_from == number]:
             self._reply(ticket, not_here(number))
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Take back a lease that has been given nothing. False: it has, or it has ended, and its answer is on its way."""
-        if ticket.number not in self.waiters:
+        if ticket.number not in self.lease_scheduler.waiters:
             return False
         self._finish(ticket)
         return True
 
     def will_serve(self, ticket: Ticket) -> bool:
         """Whether a lease has been given items, or will be once executors here have committed, so that no other instance need be asked."""
-        if ticket.number not in self.waiters:
+        if ticket.number not in self.lease_scheduler.waiters:
             return True
         writing = (executor for executor in self.index.writing() if not (executor.degraded or executor.leaving))
-        return sum(executor.servable for executor in writing) >= len(self.waiters)
+        return sum(executor.servable for executor in writing) >= len(self.lease_scheduler.waiters)
 
     def _is_elsewhere(self, executor: PartitionExecutor | None, request: Produce) -> bool:
         if self._record is None or all(each.partition in self.executors for each in self._record.partitions):
@@ -156,7 +156,7 @@ class OwnedQueue(LogicalQueue):
     def load(self) -> Load:
         """The share's load, as reported to the other instances."""
         working = [executor for executor in self.executors.values() if executor.takes_work]
-        wanted = any(ticket.lease_from is None for ticket in self.waiters.values())
+        wanted = any(ticket.lease_from is None for ticket in self.lease_scheduler.waiters.values())
         ready = 0 if wanted or "lease" in self.paused else sum(executor.servable for executor in working)
         takes = [executor for executor in working if executor.takes_items and not executor.degraded] if "produce" not in self.paused else []
         return Load(ready, min((executor.has_or_will for executor in takes), default=None), self.busy)

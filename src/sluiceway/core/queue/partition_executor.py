@@ -19,7 +19,7 @@ from sluiceway.core.partition.partition import Intended, Partition, Placed
 from sluiceway.core.partition.partition_states import Allows, ShownState
 from sluiceway.core.partition.queries import lives_of, open_slices, stats_of
 from sluiceway.core.partition.records import LeaseState
-from sluiceway.core.queue.distribution import Candidate, most_together
+from sluiceway.core.queue.distribution import Candidate, transaction_limit
 from sluiceway.core.queue.request_split import DeletePart, ExtendPart, SettlePart, Work
 from sluiceway.core.queue.tickets import (
     Answer,
@@ -132,7 +132,7 @@ class PartitionExecutor:
     last_produced: int = 0
     last_leased: int = 0
     last_timed: int = 0
-    """Time of its last timer run, on the counter used by `last_leased`."""
+    """When its timers last ran, on the counter used by `last_produced`."""
     accepted: int = 0
     """Items of the produces waiting in the executor."""
     accepted_bytes: int = 0
@@ -146,7 +146,7 @@ class PartitionExecutor:
     recorded: PartitionState = "available"
     allows: Allows = field(default_factory=Allows)
     """Operations that the queue's record permits."""
-    turned_away: list[Ticket] = field(default_factory=list)
+    refused: list[Ticket] = field(default_factory=list)
     """Produces that the partition refused in this cycle: they try elsewhere, or wait."""
     touched: set[int] = field(default_factory=set)
     """Changed executors of the logical queue."""
@@ -201,17 +201,17 @@ class PartitionExecutor:
         self.coming += items
         self.touch()
 
-    def together(self, requests: int) -> int:
+    def transaction_limit(self, requests: int) -> int:
         """Maximum number of the `requests` under way that may share a transaction here, since all would wait if it hangs."""
         if self.degraded:
             return 1
-        most = most_together(requests)
+        most = transaction_limit(requests)
         # A request that is under way during this call is not made at once.
         return max(most, min(requests, SHARED)) if self.at_once and self.state is ExecutorState.READY else most
 
     def shares(self, nbytes: int, requests: int, now: Millis) -> bool:
         """Whether a produce of `nbytes` would share a transaction that comes here soon anyway. `requests`: total under way."""
-        most = self.together(requests)
+        most = self.transaction_limit(requests)
         # With two calls, one would only wait for the other.
         comes = bool(self.waiting) if self.state is ExecutorState.READY else most > 1 and self.slowness(now) <= SOON
         fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= BLOB_BYTES
@@ -424,7 +424,7 @@ class PartitionExecutor:
             route = ticket.route
             if isinstance(work, Produce) and not (route is not None and route.at_target) and partition.refuses(work.key):
                 ticket.awaiting -= 1
-                self.turned_away.append(ticket)
+                self.refused.append(ticket)
                 continue
             try:
                 self.answers.append((ticket, self._apply(work, now) if route is None else self._apply_routed(work, route, now)))
