@@ -136,7 +136,7 @@ def keyed_leases(driver: QueueDriver, client_id: str, lease_key: str) -> list[Le
         if executor.state is ExecutorState.STOPPED or executor.may_hold((client_id, lease_key)):
             raise executor.unavailable()
     return [
-        LeaseInfo(executor.number, lease.number, lease.open, lease.deadline)
+        executor.lease_info(lease)
         for executor in executors
         if executor.takes_work
         for lease in executor.partition.keyed(client_id, lease_key)

@@ -89,7 +89,7 @@ class LeaseScheduler:
         assert isinstance(request, Lease)
         assert request.lease_key is not None
         return [
-            (executor, executor.grant(lease.number, lease.open, lease.deadline))
+            (executor, executor.grant(lease))
             for executor in self._executors_for(ticket)
             if executor.state is not ExecutorState.STOPPED
             for lease in executor.partition.keyed(request.client_id, request.lease_key)
@@ -229,7 +229,7 @@ class LeaseScheduler:
         if request.partition is None:
             self._index.serves(request.client_id, executor.number)
         self.waiters.pop(ticket.number, None)
-        grant = executor.grant(lease.number, lease.count, now + timeout)
+        grant = executor.grant(lease)
         ticket.awaiting += 1
         executor.answers.append((ticket, grant))
         return grant.info

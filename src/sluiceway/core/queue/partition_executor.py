@@ -278,9 +278,14 @@ class PartitionExecutor:
             return SluicewayError("partition_damaged", f"partition {self.number} is stopped: {self.problem}")
         return SluicewayError("unavailable", f"partition {self.number} is not available: {self.problem or 'it is being opened'}")
 
-    def grant(self, number: int, count: int, deadline: Millis) -> Grant:
+    def lease_info(self, lease: LeaseState) -> LeaseInfo:
+        """A live lease as answers show it."""
+        assert lease.deadline is not None, "a transfer is nobody's lease"
+        return LeaseInfo(self.number, lease.number, lease.open, lease.deadline)
+
+    def grant(self, lease: LeaseState) -> Grant:
         """The grant of that lease for a waiter."""
-        return Grant(LeaseInfo(self.number, number, count, deadline), open_slices(self.partition.leases[number]))
+        return Grant(self.lease_info(lease), open_slices(lease))
 
     def stats(self) -> PartitionStats:
         return msgspec.structs.replace(
@@ -503,9 +508,9 @@ class PartitionExecutor:
             ignored: list[tuple[int, IgnoredReason]] = []
             leases.update((lease.number, lease) for lease, _ in self.partition.in_leases(part.offsets, ignored, part.client_id))
             result.ignored += self._named(ignored)
-        for number, lease in leases.items():
+        for lease in leases.values():
             self.partition.extend(lease, part.deadline)
-            result.leases.append(LeaseInfo(self.number, number, lease.open, part.deadline))
+            result.leases.append(self.lease_info(lease))
         return result
 
     def _delete(self, part: DeletePart, now: Millis) -> Deleted:
