@@ -35,7 +35,7 @@ from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreU
 from sluiceway.testing.drive import driven
 from tests.instance.node_rig import eventually, payloads, produce
 from tests.servers.etcd_server import etcd_or_skip
-from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.servers.postgres_server import PostgresServer
 from tests.storage.golden import FAR, GROUP_KEY, HOUR, KEY, POSTGRES_SCHEMA, dump, fill, service_on, take
 
 DATA = Path(__file__).parents[1] / "data"
@@ -47,12 +47,6 @@ def unpacked(archive: str, directory: Path) -> Path:
     with tarfile.open(DATA / archive) as tar:
         tar.extractall(directory, filter="data")
     return directory
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 # What earlier versions wrote

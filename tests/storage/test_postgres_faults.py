@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import psycopg
 import pytest
@@ -20,7 +20,7 @@ from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, Snapsh
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import FENCE, REF, after, cycle
 from tests.instance.node_rig import eventually
-from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.servers.postgres_server import PostgresServer
 
 NEXT = Fence(1, 2, 1)
 SYNC = b"S\x00\x00\x00\x04"
@@ -28,12 +28,6 @@ SYNC = b"S\x00\x00\x00\x04"
 PATIENT: Millis = 60_000
 """A time-out that nothing here reaches."""
 numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 @pytest.fixture

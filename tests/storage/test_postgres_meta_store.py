@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,16 +14,10 @@ from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownErro
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import Opened, OpenStore, driven
 from sluiceway.testing.meta_store_suite import MetaStoreSuite, next_hint
-from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.servers.postgres_server import PostgresServer
 from tests.storage.test_postgres_faults import Proxy
 
 numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import LiteralString
 
@@ -22,16 +21,10 @@ from sluiceway.ports.partition_store import Changes, DamagedError, Fence, Partit
 from sluiceway.testing.drive import OpenStore, driven
 from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, PartitionStoreSuite, after, cycle
 from tests.instance.node_rig import eventually, lease, payloads, produce, service_on, settle, spec, total
-from tests.servers.postgres_server import PostgresServer, packaged, server_or_skip
+from tests.servers.postgres_server import PostgresServer, packaged
 
 NEXT = Fence(1, 2, 1)
 numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 @pytest.fixture

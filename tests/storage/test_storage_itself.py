@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -35,7 +35,7 @@ from tests.cli.cli_shell import Shell
 from tests.cluster.cluster_rig import cluster
 from tests.instance.node_rig import Store, eventually, lease, payloads, produce, service_on, serving, settle, spec
 from tests.server.server_process import COMMAND, PATIENCE, ServerProcess
-from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.servers.postgres_server import PostgresServer
 
 REF = PartitionRef("k7f3q2ma", 0)
 numbers = itertools.count()
@@ -233,12 +233,6 @@ async def test_what_is_deleted_leaves_no_record(tmp_path: Path) -> None:
 
 
 # ---- PostgreSQL ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 @driven

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,9 @@ from tests.campaigns.kit.report import Report
 from tests.campaigns.kit.serving import seconds_until_served
 from tests.campaigns.kit.traffic import Traffic, loaded
 from tests.server.server_process import COMMAND
-from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.servers.postgres_server import PostgresServer
 
 QUEUES = {"wide": 3, "single": 1}
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 def test_a_connection_string_becomes_a_url_of_the_same_meaning(postgres: PostgresServer) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psycopg
 import pytest
 
@@ -13,7 +11,7 @@ from sluiceway.ports.partition_store import Fence, PartitionRef
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import cycle
 from tests.campaigns.kit.history import History, Write, faults, instance_of, written_too_late
-from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.servers.postgres_server import PostgresServer
 
 PLACE = ("k7f3q2ma", 0)
 OLD, NEW = (2, 1, 1), (2, 2, 1)
@@ -42,12 +40,6 @@ def test_a_write_of_who_had_the_partition_before_is_too_late_unless_it_is_given_
     stale, mine, again = writes((NEW, 3, "i0.1"), (NEW, 4, "i1.1"), ((2, 3, 1), 5, "i0.1"))
     assert written_too_late([stale, mine, again], at, "i0") == [stale]
     assert instance_of("i0.1") == "i0"
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 @driven

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import httpx
 
 from tests.campaigns.kit.report import Report
+from tests.campaigns.rebalance.holding import ENDED
 from tests.campaigns.rebalance.mixed_fleet import MixedFleet
 from tests.server.server_process import wait_until
 
 ENDED_WITHIN = 180.0
 """Seconds that a rebalance under load may take. What takes longer stands still."""
 STEPS = ("create", "flip", "shut", "keys", "drain", "finish")
-ENDS = ("done", "cancelled", "failed")
 MANY = 1_000
 
 
@@ -87,12 +87,12 @@ class Moves:
         return dict(found)
 
     def has_ended(self, rebalance: str) -> bool:
-        return self.get(rebalance)["state"] in ENDS
+        return self.get(rebalance)["state"] in ENDED
 
     def follow(self, rebalance: str, state: str = "done", within: float = ENDED_WITHIN, faults: Any = None) -> dict[str, Any]:
         """Wait for its end, which must be that one, and judge it. `faults`: a tally; once it has some, nothing is waited for."""
         deadline = time.monotonic() + within
-        while (found := self.get(rebalance))["state"] not in ENDS:
+        while (found := self.get(rebalance))["state"] not in ENDED:
             assert faults is None or not faults.faults, "something else was wrong already"
             if time.monotonic() > deadline:
                 raise AssertionError(f"{rebalance} has not ended within {within:.0f} s: {brief(found)}")

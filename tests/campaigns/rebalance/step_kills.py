@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from tests.campaigns.kit.report import Report
-from tests.campaigns.rebalance.holding import Held, PostgresSteps, Step
+from tests.campaigns.rebalance.holding import PostgresSteps
 from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, MixedFleet
 from tests.campaigns.rebalance.moving_traffic import MovingTraffic
 from tests.campaigns.rebalance.rebalance_judging import Moves, ask, place
-from tests.server.server_process import PATIENCE, wait_until
+from tests.campaigns.rebalance.stepped_moves import MAX_STEPS, Asked, at_mark, repeat_under_load
 
 Way = Literal["before", "after", "frozen"]
 """The commit of the step fails with its maker, or is done although its maker is dead; or is done while its maker stands still, and that one
 goes on when others have done the rest."""
-MAX_STEPS = 40
-JUDGED_EVERY = 4
 
 
 class Hit(NamedTuple):
@@ -35,31 +32,20 @@ class Hit(NamedTuple):
 def strike_at_every_step(
     report: Report, fleet: MixedFleet, traffic: MovingTraffic, steps: PostgresSteps, queue: str, ways: tuple[Way, ...]
 ) -> list[Hit]:
-    """Of moves of that queue forth and back between the backends. The load runs all the time."""
-    hits: list[Hit] = []
+    """Of moves of that queue forth and back between the backends."""
     moves = Moves(report, fleet)
     there = itertools.cycle((SHARED, LOCAL))
-    traffic.start()
-    traffic.progress(50)
-    for nth, way in _enumerated(ways):
-        target = next(there)
-        fleet.settle_on(target)
+
+    def once(at: tuple[int, Way]) -> Hit | None:
+        nth, way = at
+        fleet.settle_on(next(there))
         hit = _one(report, fleet, moves, steps, queue, nth, way, traffic)
-        if hit is None:
-            break
-        hits.append(hit)
-        done = "frozen at" if way == "frozen" else f"killed {way}"
-        report.say(f"{hit.victim} {done} step {nth} of {queue} ({hit.at}): ended after {hit.seconds:.1f} s")
-        if len(hits) % JUDGED_EVERY == 0:
-            traffic.drain(len(hits) % fleet.homes)
-            if report.wrong or traffic.tally.faults:
-                break
-            traffic.start()
-            traffic.progress(50)
-    if not report.wrong and not traffic.tally.faults:
-        traffic.progress(50)
-        traffic.drain(0)
-        moves.judge_audit()
+        if hit is not None:
+            done = "frozen at" if way == "frozen" else f"killed {way}"
+            report.say(f"{hit.victim} {done} step {nth} of {queue} ({hit.at}): ended after {hit.seconds:.1f} s")
+        return hit
+
+    hits = repeat_under_load(report, traffic, moves, _enumerated(ways), once)
     if hits:
         seconds = [hit.seconds for hit in hits]
         struck = "freezes" if "frozen" in ways else "kills"
@@ -82,17 +68,13 @@ def _one(
     report: Report, fleet: MixedFleet, moves: Moves, steps: PostgresSteps, queue: str, nth: int, way: Way, traffic: MovingTraffic
 ) -> Hit | None:
     """One move with one kill; None if it has fewer steps."""
-    ids: list[str] = []
     # One that keeps its order cannot be copied.
     drain = "copy" if way == "after" and len(place(fleet, queue)) > 1 else "natural"
     with steps.armed(queue, nth):
-        # If it waits at its first mark, so does this call.
-        asking = threading.Thread(target=lambda: ids.append(moves.ask_for(queue, drain=drain)), daemon=True)
-        asking.start()
-        held = await_held(steps, moves, ids)
+        asked = Asked(moves, queue, drain=drain)
+        held = asked.await_held(steps)
         if held is None:
-            asking.join(PATIENCE)
-            moves.follow(ids[0], faults=traffic.tally)
+            asked.follow(traffic)
             return None
         victim = fleet.instance(held.writer)
         begun = time.monotonic()
@@ -104,12 +86,12 @@ def _one(
             steps.undo(held)
         else:
             steps.let(held)
-    asking.join(PATIENCE)
-    if not ids:
+    rebalance = asked.id
+    if rebalance is None:
         report.fail(f"{queue} could not be rebalanced after {victim.name} was killed {way} step {nth}")
         return None
-    last = at_mark(steps, ids[0], nth)
-    moves.follow(ids[0], faults=traffic.tally)
+    last = at_mark(steps, rebalance, nth)
+    asked.follow(traffic)
     seconds = time.monotonic() - begun
     if way == "frozen":
         victim.thaw()
@@ -119,65 +101,35 @@ def _one(
     return Hit(nth, victim.name, str(last), seconds)
 
 
-def await_held(steps: PostgresSteps, moves: Moves, ids: list[str]) -> Held | None:
-    """Whoever waits at the mark that is armed; None if the rebalance ends without."""
-    found: list[Held | None] = []
-
-    def settled() -> bool:
-        if (held := steps.held()) is not None:
-            found.append(held)
-        elif ids and steps.taken(ids[0])[-1].state in ("done", "cancelled", "failed"):
-            found.append(None)
-        return bool(found)
-
-    wait_until(settled, "the next step")
-    return found[0]
-
-
-def at_mark(steps: PostgresSteps, rebalance: str, nth: int) -> Step | None:
-    """What was recorded when the n-th mark was, or just before it."""
-    taken = steps.taken(rebalance)[:nth]
-    return taken[-1] if taken else None
-
-
 def kill_alone_at_every_step(report: Report, fleet: MixedFleet, traffic: MovingTraffic, queue: str) -> None:
     """The same with a single server, which is killed right after each step and started again."""
     (server,) = fleet.instances
     moves = Moves(report, fleet)
     steps = fleet.own_steps()
     there = itertools.cycle((SHARED, LOCAL))
-    kills, late, seconds = 0, 0, []
-    for nth in range(1, MAX_STEPS):
-        if nth % JUDGED_EVERY == 1:
-            traffic.start()
-            traffic.progress(50)
-        target = next(there)
-        fleet.settle_on(target)
-        ids: list[str] = []
+    late = 0
+
+    def once(nth: int) -> float | None:
+        nonlocal late
+        fleet.settle_on(next(there))
         known = {each["id"] for each in ask(fleet, "rebalances.list", queue_name=queue)["items"]}
-        asking = threading.Thread(target=lambda: ids.append(moves.ask_for(queue)), daemon=True)  # noqa: B023
         with steps.catching(queue, nth, known) as catch:
-            asking.start()
+            asked = Asked(moves, queue)
             found = catch()
             if found is not None:
                 begun = time.monotonic()
                 server.kill()
         if found is None:
-            asking.join(PATIENCE)
-            moves.follow(ids[0], faults=traffic.tally)
-            break
-        kills += 1
+            asked.follow(traffic)
+            return None
         late += found.done > nth - 1
         fleet.restart(server)
-        asking.join(PATIENCE)
+        # The call is repeated, and may find that the rebalance has ended.
+        asked.join()
         moves.follow(found.rebalance, faults=traffic.tally)
-        seconds.append(time.monotonic() - begun)
-        report.say(f"killed after step {nth} of {queue} ({found}): ended after {seconds[-1]:.1f} s")
-        if nth % JUDGED_EVERY == 0:
-            traffic.drain(0)
-        if report.wrong or traffic.tally.faults:
-            return
-    traffic.progress(50)
-    traffic.drain(0)
-    moves.judge_audit()
-    report.figure(f"a single server, {queue}: {kills} kills, {late} of them a step late; ended after {max(seconds):.1f} s at most")
+        seconds = time.monotonic() - begun
+        report.say(f"killed after step {nth} of {queue} ({found}): ended after {seconds:.1f} s")
+        return seconds
+
+    seconds = repeat_under_load(report, traffic, moves, range(1, MAX_STEPS), once)
+    report.figure(f"a single server, {queue}: {len(seconds)} kills, {late} of them a step late; ended after {max(seconds):.1f} s at most")

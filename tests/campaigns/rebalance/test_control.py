@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,9 @@ from tests.campaigns.rebalance.moving_traffic import MovingTraffic
 from tests.campaigns.rebalance.order import move_in_order
 from tests.campaigns.rebalance.rebalance_judging import Moves
 from tests.server.server_process import COMMAND
-from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.servers.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 def move_under_load(folder: Path, postgres: PostgresServer, command: list[str]) -> Report:

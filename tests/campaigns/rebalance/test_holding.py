@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -19,13 +18,7 @@ from sluiceway.model.rebalance import Plan, Rebalance, StepDone, encode_rebalanc
 from sluiceway.ports.meta_store import MetaUnknownError
 from tests.campaigns.rebalance.holding import PostgresSteps, SqliteSteps, Step
 from tests.server.server_process import wait_until
-from tests.servers.postgres_server import PostgresServer, server_or_skip
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
+from tests.servers.postgres_server import PostgresServer
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,9 @@ from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, MixedFleet
 from tests.campaigns.rebalance.moving_traffic import MovingTraffic, RepeatingProducer
 from tests.campaigns.rebalance.rebalance_judging import ask, how_many
 from tests.server.server_process import wait_until
-from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.servers.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.crash
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 @pytest.mark.slow

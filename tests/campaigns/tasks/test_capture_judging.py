@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from tests.campaigns.kit.ledger import Tally, payload_of
 from tests.campaigns.tasks.bank import Bank, apply_changes, differences
 from tests.campaigns.tasks.processes import mistakes
 from tests.campaigns.tasks.records import Book, Place, Taken
-from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.servers.postgres_server import PostgresServer
 
 LINEAGE = {"a": (), "b": ("a",), "c": ("b",), "d": ("b",), "e": ("c", "d")}
 WRITTEN = [("w.1.0", "a", 1), ("w.1.1", "a", 2), ("w.1.2", "b", 1), ("w.1.3", "c", 1), ("w.1.4", "d", 7), ("w.1.5", "e", 1)]
@@ -68,12 +67,6 @@ def test_torn_bytes_are_found() -> None:
 
 
 # ---- tables -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with server_or_skip() as server:
-        yield server
 
 
 @pytest.fixture
