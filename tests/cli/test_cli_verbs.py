@@ -217,7 +217,7 @@ def test_a_server_that_is_alone_has_no_times_of_a_cluster(shell: Shell) -> None:
     """That of a cluster changes them: tests/cluster/test_cluster_times.py."""
     code, out, err = shell.ends("instance", "update", "--member-timeout", "9s")
     assert (code, out) == (3, "")
-    assert "single server: it owns" in err
+    assert "this server is not part of a cluster" in err
 
 
 @verb("instance list", "instance rounds")

@@ -255,7 +255,7 @@ class Serving:
 
     def workers(self) -> list[int]:
         """The process ids of all that have served, in that order."""
-        return [int(pid) for pid in re.findall(r"worker \d \(process (\d+)\) serves", self.log)]
+        return [int(pid) for pid in re.findall(r"worker \d \(process (\d+)\) is ready", self.log)]
 
 
 @contextlib.contextmanager

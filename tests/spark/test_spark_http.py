@@ -167,7 +167,7 @@ def test_https_to_a_server_without_tls_is_said_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it tried again")))
     with scripted() as script:
         url = script.url.replace("http:", "https:")
-        with pytest.raises(SluicewayError, match=f"{url} does not speak TLS") as caught:
+        with pytest.raises(SluicewayError, match=f"{url} does not use TLS") as caught:
             client_of(url).call("/v1/queue.stats", {})
     assert caught.value.code == "unavailable"
 

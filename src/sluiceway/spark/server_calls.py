@@ -179,7 +179,7 @@ class Client:
             except (OSError, HTTPException) as broken:
                 self._server.close()
                 if isinstance(broken, ssl.SSLError) and broken.reason == "WRONG_VERSION_NUMBER":
-                    raise SluicewayError("unavailable", f"{self._url} does not speak TLS; is it to be http, not https?") from None
+                    raise SluicewayError("unavailable", f"{self._url} does not use TLS; use http:// in place of https://") from None
                 reason = str(broken) or type(broken).__name__
                 error = SluicewayError("outcome_unknown", f"{self._url}{_path(target)}: {reason}")
             pause, next_pause = asked + pause * random.uniform(0.5, 1.0), min(pause * 2, _LONGEST_PAUSE)
@@ -259,7 +259,7 @@ def _key(where: str) -> str:
     note = f" on {socket.gethostname()}; the driver and every executor need it"
     key = (read_secret(where, "apiKey", os.environ, note=note) if where else os.environ.get("SLUICEWAY_API_KEY")) or ""
     if not all("!" <= char <= "~" for char in key):
-        raise invalid("apiKey", f"{where or 'SLUICEWAY_API_KEY'} has characters that no API key has; expected a text such as slw_ID_SECRET")
+        raise invalid("apiKey", f"{where or 'SLUICEWAY_API_KEY'} has invalid characters; expected a text such as slw_ID_SECRET")
     return key
 
 
