@@ -137,7 +137,7 @@ async def test_a_stream_of_ones_own_is_an_entry_point_of_a_package(tmp_path: Pat
     with pytest.raises(SluicewayError, match="dsn_env"):
         open_stream("postgres", "orders", {"publications": "p"})
     install(tmp_path / "site", "others", "ours = elsewhere:from_options")
-    with pytest.raises(SluicewayError, match="several packages have a stream of the kind ours: others, theirs"):
+    with pytest.raises(SluicewayError, match="several packages provide the stream kind ours: others, theirs"):
         open_stream("ours", "orders", {"script": "s"})
 
 
@@ -172,9 +172,9 @@ async def test_another_stream_or_log_under_the_same_name_is_refused(tmp_path: Pa
         async with member(config(tmp_path, **target)):
             pass
         monkeypatch.setitem(STREAMS, "other", __name__)
-        with pytest.raises(SluicewayError, match="was begun with in_this_process, not other"):
+        with pytest.raises(SluicewayError, match="was started with in_this_process, not other"):
             await run_member(config(tmp_path, stream="other", **target), stop=asyncio.Event())
-        with pytest.raises(SluicewayError, match="was begun with the log meta, not kafka:"):
+        with pytest.raises(SluicewayError, match="was started with the log meta, not kafka:"):
             await run_member(config(tmp_path, log="kafka:127.0.0.1:1", **target), stop=asyncio.Event())
 
 
@@ -204,7 +204,7 @@ def agreed(begun: Begun | None, **fields: Any) -> Begun:
 def test_one_name_has_one_stream_one_target_and_one_log(before: dict[str, Any], fields: dict[str, Any], field: str) -> None:
     begun = agreed(None, **before)
     assert agreed(begun, **before) == begun
-    with pytest.raises(SluicewayError, match=r"capture o was begun with .*; take another name") as refused:
+    with pytest.raises(SluicewayError, match=r"capture o was started with .*; use another name") as refused:
         agreed(begun, **fields)
     assert refused.value.field == field
 
@@ -256,7 +256,7 @@ async def test_a_capture_is_forgotten_when_nobody_is_at_work_and_can_be_begun_ag
         told = config(tmp_path, url=server.url, queue=server.queue())
         async with member(told) as runner:
             await eventually(lambda: bool(runner.state.sown) and not runner.state.partitions)
-            with pytest.raises(SluicewayError, match=f"members of orders are at work, or have not left: {runner.name}; end them first"):
+            with pytest.raises(SluicewayError, match=f"members of orders are running, or have not left: {runner.name}; stop them first"):
                 await forget("orders", told.meta)
         other = config(tmp_path, name="orders2", options={"script": "other"}, url=server.url, queue=server.queue())
         async with member(other) as runner:
@@ -385,7 +385,7 @@ async def test_the_meta_store_may_be_named_by_where_its_url_is(tmp_path: Path, m
     await store.close()
     assert (tmp_path / "meta.db").exists()
     monkeypatch.setenv("TASKS_META", "memory:")
-    with pytest.raises(SluicewayError, match="memory: is of one process alone"):
+    with pytest.raises(SluicewayError, match="a memory: store belongs to one process"):
         open_meta("env:TASKS_META")
     with pytest.raises(SluicewayError, match="'NOT_THERE' is not set"):
         open_meta("env:NOT_THERE")

@@ -216,7 +216,7 @@ async def test_a_stream_that_is_being_made_has_no_seeds_yet(server: MotoServer, 
     proxy.after = lambda call, asked, answer: answer
     assert len((await stream.seeds("")).partitions) == 2
     # One of the same name that has fewer was made anew.
-    with pytest.raises(SluicewayError, match="made anew"):
+    with pytest.raises(SluicewayError, match="deleted and created again"):
         await stream.seeds(THIRD)
     await stream.close()
 
@@ -276,13 +276,13 @@ async def test_a_parent_s_end_is_no_later_than_what_its_children_have(server: Mo
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "stream: name the Kinesis stream"),
-        ({"stream": "a b"}, "stream: name the Kinesis stream"),
+        ({}, "stream: expected the name of a Kinesis stream"),
+        ({"stream": "a b"}, "stream: expected the name of a Kinesis stream"),
         ({"stream": "s", "from": "yesterday"}, "from: expected beginning or latest, not 'yesterday'"),
         ({"stream": "s", "endpont": "x"}, "endpont: unknown option; did you mean endpoint"),
         ({"stream": "s", "zzz": "x"}, "zzz: unknown option; expected one of stream, region, endpoint, from$"),
         ({"stream": "s", "endpoint": "localhost:1"}, "endpoint: expected a URL"),
-        ({"stream": "s", "region": "no region!"}, "stream: no client can be made"),
+        ({"stream": "s", "region": "no region!"}, "stream: cannot create a client"),
     ],
 )
 def test_options_that_are_wrong(options: dict[str, str], says: str) -> None:

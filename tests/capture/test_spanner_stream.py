@@ -139,7 +139,7 @@ async def test_a_position_without_records_moves_on_before_the_service_forgets_it
     with pytest.raises(UnknownPositionError, match="retention"):
         await opened(fake).read("AY-1", born.start)
     assert (await opened(fake).read("AY-1", batch.upto)).end is None
-    with pytest.raises(SluicewayError, match="Another capture can begin later") as refused:
+    with pytest.raises(SluicewayError, match="Start another capture with a later time") as refused:
         await opened(fake).seeds("")
     assert refused.value.field == "start"
 
@@ -148,7 +148,7 @@ async def test_a_position_without_records_moves_on_before_the_service_forgets_it
 async def test_a_capture_has_one_start() -> None:
     fake = FakeSpanner("AY-1")
     seeds = await opened(fake).seeds("")
-    with pytest.raises(SluicewayError, match="this capture was begun at 2026-05-01T12:00:00"):
+    with pytest.raises(SluicewayError, match="this capture was started at 2026-05-01T12:00:00"):
         await SpannerStream(fake, format_time(START + 1)).seeds(seeds.upto)
     for start, field in (("yesterday", "start"), ("2026-05-01", "start")):
         with pytest.raises(SluicewayError) as refused:

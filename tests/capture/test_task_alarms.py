@@ -260,7 +260,7 @@ def test_what_breaks_off_for_long_is_an_alarm_until_it_is_read_again() -> None:
         world.script.read = fail  # type: ignore[method-assign, assignment]
         await world.until(lambda: member.runner.alarms)
         assert failed >= FAILURES
-        assert member.runner.alarms == {"p0": "the server does not take the password; it is tried again"}
+        assert member.runner.alarms == {"p0": "the server does not take the password; it is retried"}
         world.script.read = read  # type: ignore[method-assign]
         commits = world.commits
         await world.until(lambda: not member.runner.alarms)
@@ -273,8 +273,8 @@ def test_what_breaks_off_for_long_is_an_alarm_until_it_is_read_again() -> None:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (BrokenOffError("the server is away"), "the server is away; it is tried again"),
-        (InjectedMistakeError("ShardId"), "InjectedMistakeError: ShardId; it is tried again"),
+        (BrokenOffError("the server is away"), "the server is away; it is retried"),
+        (InjectedMistakeError("ShardId"), "InjectedMistakeError: ShardId; it is retried"),
     ],
 )
 def test_a_stream_that_does_not_answer_for_long_is_an_alarm(error: Exception, told: str) -> None:

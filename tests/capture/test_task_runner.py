@@ -198,7 +198,7 @@ def test_who_cannot_reach_the_log_goes_after_a_while() -> None:
         world.stop(member)
         await world.until(member.task.done)
         assert TIMING.leave / 1000 - 1 < world.loop.seconds - asked_at < TIMING.leave / 1000 + 25
-        assert any("goes without having left" in line for line in world.lines)
+        assert any("stopped without leaving" in line for line in world.lines)
         world.kill(member)
         world.start()
         world.script.held = False

@@ -180,7 +180,7 @@ def test_looking(shell: Shell) -> None:
         (0, "default", "instance"),
         (1, "default", "instance"),
     ]
-    assert re.search(r"why +this server is alone", shell.says("partition", "explain", shell.queue, "1"))
+    assert re.search(r"why +single server: it owns", shell.says("partition", "explain", shell.queue, "1"))
     (why,) = shell.json("partition", "explain", shell.queue, "1")
     assert (why["partition"], why["owner"], why["state"], why["era"]) == (1, "instance", "available", 1)
     assert shell.ends("partition", "explain", shell.queue, "2")[0] == 3
@@ -217,7 +217,7 @@ def test_a_server_that_is_alone_has_no_times_of_a_cluster(shell: Shell) -> None:
     """That of a cluster changes them: tests/cluster/test_cluster_times.py."""
     code, out, err = shell.ends("instance", "update", "--member-timeout", "9s")
     assert (code, out) == (3, "")
-    assert "this server is alone" in err
+    assert "this server is not part of a cluster" in err
 
 
 @verb("instance list", "instance rounds")

@@ -106,11 +106,12 @@ def test_an_instance_whose_lease_has_run_out_calls_itself_silent() -> None:
 def test_a_partition_is_its_owner_s_since_a_round() -> None:
     found = why(planned({"i-1": {ITEM: 7}}))
     assert (found.owner, found.address, found.era, found.grant, found.waits_for) == ("i-1", "http://i-1", 2, 7, [])
-    assert found.reason == "i-1 has had it since round 7, which there was because i-3 has joined"
+    assert found.reason == "owned by i-1 since round 7; reason of the round: i-3 has joined"
     assert (
-        "because one was due" in why(planned({"i-1": {ITEM: 7}}), history={7: msgspec.structs.replace(SEALED, trigger="heartbeat")}).reason
+        "reason of the round: scheduled"
+        in why(planned({"i-1": {ITEM: 7}}), history={7: msgspec.structs.replace(SEALED, trigger="heartbeat")}).reason
     )
-    assert "of which nothing more is known" in why(planned({"i-1": {ITEM: 2}})).reason
+    assert "whose record no longer exists" in why(planned({"i-1": {ITEM: 2}})).reason
 
 
 def test_a_partition_of_a_queue_that_came_after_the_round_was_placed() -> None:
@@ -121,7 +122,7 @@ def test_who_has_to_stop_first_is_told() -> None:
     waits = {"i-2": (ITEM,), "i-3": ("k7f3q2ma.1",), "gone": (ITEM,)}
     found = planned({"i-1": {ITEM: 7}}, waits, member__i_2=member(applied=6), member__i_3=member(applied=6))
     assert why(found).waits_for == ["i-2"]
-    assert "it waits until i-2 has stopped" in why(found).reason
+    assert "waiting until i-2 has stopped" in why(found).reason
     applied = planned({"i-1": {ITEM: 7}}, waits, member__i_2=member(applied=7))
     assert why(applied).waits_for == []
     old = planned({"i-1": {ITEM: 7}}, member__i_2=member(era=1), member__i_3=member(era=1))
@@ -132,11 +133,11 @@ def test_who_has_to_stop_first_is_told() -> None:
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (planned({"gone": {ITEM: 7}}), "gone has gone, and the next round"),
-        (planned({"i-1": {"k7f3q2ma.1": 7}}), "it came after the last round"),
+        (planned({"gone": {ITEM: 7}}), "gone has left; the next round"),
+        (planned({"i-1": {"k7f3q2ma.1": 7}}), "it was created after the last round"),
         (planned({"i-1": {ITEM: 7}}, era=1), "no round in era 2 yet"),
-        (look(resource=Resource(items=(ITEM,), strategy="claims")), "nobody has claimed it yet"),
-        (look(resource=Resource(items=())), "only just been created"),
+        (look(resource=Resource(items=(ITEM,), strategy="claims")), "not claimed yet"),
+        (look(resource=Resource(items=())), "just created"),
         (look(resource=Resource(items=(ITEM,), strategy="static")), "no round in era 1"),
     ],
 )
@@ -149,7 +150,7 @@ def test_that_nobody_has_it_is_told_with_the_cause(found: Look, reason: str) -> 
 def test_a_claimed_partition() -> None:
     claims = {"claim__k7f3q2ma.0": Claim(owner="i-1", grant=4), "member__i_1": member()}
     found = why(look(resource=Resource(items=(ITEM,), strategy="claims", era=2), **claims))
-    assert (found.owner, found.grant, found.reason) == ("i-1", 4, "i-1 has claimed it")
+    assert (found.owner, found.grant, found.reason) == ("i-1", 4, "claimed by i-1")
 
 
 # -- over HTTP --------------------------------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ def test_a_server_that_is_alone_answers_with_itself(tmp_path: Path) -> None:
         assert client.list_rounds() == []
         why = client.explain_partition(queue, 1)
         assert (why.owner, why.state, why.grant, why.waits_for) == ("instance", "available", None, [])
-        assert why.reason == "this server is alone, and has all partitions"
+        assert why.reason == "single server: it owns all partitions"
         assert [part.owner for part in client.queue_info(queue).partitions] == ["instance"] * 2
         assert [each.instance for each in client.stats(queue).logical_queues] == ["instance"]
 

@@ -169,4 +169,4 @@ def test_an_instance_that_has_not_seen_the_cluster_yet_shows_itself(tmp_path: Pa
     (only,) = seen.cluster().instances
     assert (only.here, only.state, only.address, only.partitions) == (True, "joining", "http://a", 0)
     assert seen.owner(RECORD, 0) is None
-    assert "has not seen the cluster yet" in asyncio.run(seen.why(RECORD, 0)).reason
+    assert "has not joined the cluster yet" in asyncio.run(seen.why(RECORD, 0)).reason

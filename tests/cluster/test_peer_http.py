@@ -148,7 +148,7 @@ def test_only_who_knows_the_secret_is_let_in(instance: Instance, token: str | No
     assert refused.json()["code"] == "unauthenticated"
     assert "other instances of this cluster" in refused.json()["detail"]
     assert instance.asked == []
-    assert "refused without a good cluster secret: 1 requests" in caplog.text
+    assert "refused without a valid cluster secret: 1 requests" in caplog.text
     assert "slwc_0123" not in caplog.text + refused.text
 
 

@@ -138,7 +138,7 @@ def test_partitions_follow_the_queue(server: Child, client: Client, reader: Open
     changes(page, f"#p-{where}", lambda text: "\t2\t" in text)
     page.locator(f"#p-{where} a").click()
     is_shown(page, "#one", f"Partition {where}")
-    is_shown(page, ".panel", "this server is alone")
+    is_shown(page, ".panel", "single server: it owns")
 
 
 # ---- what is done -------------------------------------------------------------------------------------------------------

@@ -184,7 +184,10 @@ async def test_what_the_meta_store_does_not_take_it_takes_later(tmp_path: Path, 
         assert (await read(history, start, 5))["produced"] == [1, 1, 1, 0, 0]
         assert (await read(history, start, 5))["ready"] == [1, 2, 3, 3, 3]
         told = [record.getMessage() for record in caplog.records if record.name == node_history.__name__]
-        assert told == ["the queues' history is noted later: the meta store cannot be reached", "the queues' history is noted again"]
+        assert told == [
+            "the queues' history was not stored, will retry: the meta store cannot be reached",
+            "the queues' history is stored again",
+        ]
         made.metas["a"].cut()
         with pytest.raises(SluicewayError) as refusal:
             await read(history, start, 5)

@@ -137,7 +137,7 @@ def test_bytes_have_a_rate_and_a_large_body_is_paid_for_afterwards(clock: list[i
         made = Made(Rates(bytes_per_second=1_000))
         text = await made.key()
         made.guard.charge(await made.guard.admit(bearer(text)), 11_000)
-        with pytest.raises(RateLimitedError, match="may send 1,000 bytes a second") as caught:
+        with pytest.raises(RateLimitedError, match="may send 1,000 bytes per second") as caught:
             await made.guard.admit(bearer(text))
         assert caught.value.retry_after == 10_001
         clock[0] += 10_001

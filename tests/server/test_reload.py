@@ -184,7 +184,7 @@ async def test_a_key_that_is_replaced_again_while_a_reload_is_applied_leaves_the
     with caplog.at_level(logging.WARNING):
         assert await reloader.reload(SYSTEM) == ["log.level", "server.tls_certificate"]
     assert [each.log.level for each in applied] == ["error"]
-    assert "the certificate in use stays" in caplog.text
+    assert "keeping the current certificate" in caplog.text
     with pytest.raises(SluicewayError, match="no private key"):
         await reloader.reload(SYSTEM)
 

@@ -135,7 +135,7 @@ def test_all_serve_before_it_says_so_and_all_end_when_it_is_told_to(tmp_path: Pa
         assert (out, server.process.returncode) == ("ended\n", 0)
         assert server.living() == set()
         assert len(server.pids()) == 3
-        assert err.count("serves; the others reach it at http://worker-") == 3
+        assert err.count("is ready; other workers reach it at http://worker-") == 3
 
 
 def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
         server.process.terminate()
         out, err = server.finish()
         assert out == "ended\n"
-        assert f"(process {first}) was killed by SIGKILL; it is started again in 100ms" in err
+        assert f"(process {first}) was killed by SIGKILL; restarting it in 100ms" in err
 
 
 @pytest.mark.slow
@@ -162,8 +162,8 @@ def test_a_worker_that_stands_still_is_killed_and_started_again(tmp_path: Path) 
         server.process.terminate()
         out, err = server.finish()
         assert out == "ended\n"
-        assert f"(process {frozen}) has stood still for 3s, and is killed" in err
-        assert f"(process {frozen}) was killed by SIGKILL; it is started again" in err
+        assert f"(process {frozen}) did not respond for 3s and was killed" in err
+        assert f"(process {frozen}) was killed by SIGKILL; restarting it" in err
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_one_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
         server.process.terminate()
         out, err = server.finish()
         assert out == "ended\n"
-        assert err.count("did not end in time, and is killed") == 2
+        assert err.count("did not stop in time and was killed") == 2
         assert server.living() == set()
 
 
@@ -255,7 +255,7 @@ class Serving:
 
     def workers(self) -> list[int]:
         """The process ids of all that have served, in that order."""
-        return [int(pid) for pid in re.findall(r"worker \d \(process (\d+)\) serves", self.log)]
+        return [int(pid) for pid in re.findall(r"worker \d \(process (\d+)\) is ready", self.log)]
 
 
 @contextlib.contextmanager
@@ -298,7 +298,7 @@ def test_workers_reach_one_another_without_the_certificate_that_others_see(tmp_p
             client.create_queue("tasks", requested_partitions=4)
             # Two of them are the other's.
             assert states(client) == ["available"] * 4
-            assert "others reach it at http://127.0.0.1:" in server.log
+            assert "other workers reach it at http://127.0.0.1:" in server.log
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_a_batch_is_not_replaced_by_one_with_other_items(spark: SparkSession, wo
         for path in (tmp_path / "c" / log).glob("*1*"):
             path.unlink()
     fill(world, queue, 5, start=1_000)
-    with pytest.raises(SluicewayError, match=f"batch {location.name} is in the archive with other items; take a new checkpoint"):
+    with pytest.raises(SluicewayError, match=f"batch {location.name} is in the archive with other items; use a new checkpoint"):
         archive(spark, place, to=root, checkpoint=tmp_path / "c", once=True)
     assert produced(root) == expected(1_000)
 
@@ -303,15 +303,15 @@ def test_what_cannot_be_is_told_before_anything_is_leased(spark: SparkSession, w
             archive(spark, place, **given)
 
     refused("by: 'month' is not one of day, hour", by="month")
-    refused(r"to: .*full is there and is no archive", to=tmp_path / "full")
+    refused(r"to: .*full exists and is not an archive", to=tmp_path / "full")
     refused("to: 's3://bucket/a' is not a folder of this machine", to="s3://bucket/a")
-    refused(r"checkpoint: .*full is no checkpoint of this job", checkpoint=tmp_path / "full")
-    refused("checkpoint: .* is that of archive with queue 'sound', to '.*'; take another one", checkpoint=sound.parent / "c")
+    refused(r"checkpoint: .*full is not a checkpoint of this job", checkpoint=tmp_path / "full")
+    refused("checkpoint: .* is that of archive with queue 'sound', to '.*'; use another one", checkpoint=sound.parent / "c")
     refused("consumer: this option is required", consumer="")
     refused("holdFor: ", hold_for="1x")
     refused("by: .* is divided by day", to=sound, by="hour")
     assert world.count(queue, "leased") == 0
-    with pytest.raises(SluicewayError, match="is no archive"):
+    with pytest.raises(SluicewayError, match="is not an archive"):
         verify(tmp_path / "full")
     open_archive(tmp_path / "new", "day")
     assert verify(tmp_path / "new").problems == []
@@ -358,4 +358,4 @@ def test_the_command(
     for wrong in (["q"], ["q", "--to", "a"], ["--verify", "a", "--once"], ["q", "--verify", "a"]):
         assert shell.ends("spark", "archive", *wrong)[0] == 2
     code, _, err = shell.ends("spark", "archive", "--verify", str(tmp_path / "c"))
-    assert (code, "is no archive" in err) == (3, True)
+    assert (code, "is not an archive" in err) == (3, True)

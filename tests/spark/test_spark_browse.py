@@ -123,7 +123,7 @@ def test_the_columns_that_are_named_are_read(spark: SparkSession, world: Server,
 
 
 def test_mistakes_are_told_when_the_table_is_loaded(spark: SparkSession, world: Server) -> None:
-    with pytest.raises(PySparkException, match=r"consumer: spark\.read looks and takes nothing"):
+    with pytest.raises(PySparkException, match=r"consumer: spark\.read only browses the queue"):
         read(spark, world, "q", consumer="c").collect()
     with pytest.raises(PySparkException, match="state: expected one or more of ready, leased and scheduled"):
         read(spark, world, "q", state="dead")

@@ -58,7 +58,7 @@ SOURCE = ["--option", f"url={AWAY}", "--option", "queue=source"]
         ({"stream": "postgres"}, ["--option", "publications=p", "--option", "dsn_env=NO_SUCH_VARIABLE"], 3, "dsn_env"),
         ({"to-key": "env:NO_SUCH_VARIABLE"}, SOURCE, 3, "NO_SUCH_VARIABLE"),
         ({}, [*SOURCE, "--conf", "spark.speculation=true"], 3, "spark.speculation"),
-        ({"master": "local[8]"}, SOURCE, 3, "ends the job when a task dies"),
+        ({"master": "local[8]"}, SOURCE, 3, "ends the job when a task fails"),
     ],
 )
 def test_what_is_wrong_is_told_before_spark_is_started(

@@ -45,12 +45,12 @@ def test_the_settings_that_it_makes_are_those_that_it_wants() -> None:
     ("conf", "tasks", "field", "words"),
     [
         (GOOD | {"spark.master": "local[8]"}, 2, "spark.master", r"local\[3,1000000\]"),
-        (GOOD | {"spark.master": "local"}, 1, "spark.master", "ends the job when a task dies"),
+        (GOOD | {"spark.master": "local"}, 1, "spark.master", "ends the job when a task fails"),
         (GOOD, 4, "spark.master", "4 tasks need 4 slots, and there are 3"),
         (CLUSTER, 5, "spark.executor.instances", "5 tasks need 5 slots, and there are 4"),
         (CLUSTER | {"spark.task.cpus": "2"}, 3, "spark.executor.instances", "there are 2"),
-        (CLUSTER | {"spark.task.maxFailures": "4"}, 2, "spark.task.maxFailures", "has died so often"),
-        ({name: text for name, text in CLUSTER.items() if name != "spark.task.maxFailures"}, 2, "spark.task.maxFailures", "4 lets"),
+        (CLUSTER | {"spark.task.maxFailures": "4"}, 2, "spark.task.maxFailures", "after this many failures"),
+        ({name: text for name, text in CLUSTER.items() if name != "spark.task.maxFailures"}, 2, "spark.task.maxFailures", "4 ends"),
         (GOOD | {"spark.speculation": "true"}, 2, "spark.speculation", "must be false"),
         (
             {name: text for name, text in GOOD.items() if name != "spark.python.worker.reuse"},

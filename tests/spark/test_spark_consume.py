@@ -156,9 +156,9 @@ def test_what_was_taken_for_something_else_than_a_read_is_given_back(spark: Spar
     options = {"url": world.url, "queue": queue, "consumer": "c", "mode": "consume"}
     stream = spark.readStream.format("sluiceway").options(**options).load()
     query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
-    with pytest.raises(PySparkException, match=r"mode: consume is a mode of spark\.read only"):
+    with pytest.raises(PySparkException, match=r"mode: mode=consume is for spark\.read only"):
         query.awaitTermination()
-    with pytest.raises(PySparkException, match=r"mode: consume is a mode of spark\.read only"):
+    with pytest.raises(PySparkException, match=r"mode: mode=consume is for spark\.read only"):
         spark.range(1).selectExpr("'x' as value").write.format("sluiceway").mode("append").options(**options).save()
     assert {name: world.count(queue, name) for name in ("ready", "leases", "produced")} == {"ready": 1, "leases": 0, "produced": 1}
     assert [row.attempts for row in take(spark, world, queue).collect()] == [1]

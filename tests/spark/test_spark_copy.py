@@ -111,7 +111,7 @@ def test_what_drains_goes_to_the_open_partitions(spark: SparkSession, world: Ser
     # Started once more with its checkpoint it finds nothing to do; anew, it says so.
     assert copy(spark, Place(world.url, queue), checkpoint=tmp_path / "c").items == 0
     with pytest.raises(
-        SluicewayError, match="queue: no partition of draining is draining; begin a rebalance, or name the queue to copy to"
+        SluicewayError, match="queue: no partition of draining is draining; start a rebalance, or name the queue to copy to"
     ):
         copy(spark, Place(world.url, queue), checkpoint=tmp_path / "d")
 
@@ -173,7 +173,7 @@ def test_what_would_be_wrong_is_refused(
     line = world.create("line", partitions=1)
     fill(world, line, 0, 10)
     refused("to_queue: must differ from the queue that the items come from", line, Place(world.url.replace("127.0.0.1", "localhost"), line))
-    refused("there is no queue .*; copy makes no queue", line, Place(other.url, "nowhere"))
+    refused("there is no queue .*; create it first", line, Place(other.url, "nowhere"))
     refused("consumer: this option is required", line, consumer="")
     monkeypatch.setenv("SLUICEWAY_API_KEY", "slw_x_y")
     refused("to_key: SLUICEWAY_API_KEY is for http", line, Place(other.url, other.create("elsewhere")))

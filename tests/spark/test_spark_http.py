@@ -177,7 +177,7 @@ def test_https_to_a_server_without_tls_is_said_at_once(monkeypatch: pytest.Monke
     set_clock(monkeypatch, lambda: 0.0, fail_to_wait)
     with scripted() as script:
         url = script.url.replace("http:", "https:")
-        with pytest.raises(SluicewayError, match=f"{url} does not speak TLS") as caught:
+        with pytest.raises(SluicewayError, match=f"{url} does not use TLS") as caught:
             client_of(url).call("/v1/queue.stats", {})
     assert caught.value.code == "unavailable"
 

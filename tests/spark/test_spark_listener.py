@@ -106,10 +106,10 @@ def test_while_the_server_is_away_the_latest_word_waits_for_it(
             with caplog.at_level(logging.WARNING, "sluiceway.spark"):
                 for batch in range(50):
                     listener.onQueryProgress(QueryProgressEvent(progress(offset(url=running.url), batchId=batch)))
-                until("it says so", lambda: "is not told how queries get on" in caplog.text)
+                until("it says so", lambda: "reporting of queries is off" in caplog.text)
                 running.start()
                 until("the latest is told", lambda: [each["batch"] for each in queries(running, "orders")] == [49])
-                assert caplog.text.count("is not told how queries get on") == 1
+                assert caplog.text.count("reporting of queries is off") == 1
             first = queries(running, "orders")[0]["told_at"]
             # Again and again, or the server would forget it.
             until("it is told again", lambda: queries(running, "orders")[0]["told_at"] > first)

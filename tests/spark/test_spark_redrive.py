@@ -116,7 +116,7 @@ def test_a_batch_that_runs_again_sends_nothing_twice(
         with pytest.raises(SluicewayError, match="the driver is no more"):
             redrive(spark, place, where="reason = 'malformed'", checkpoint=tmp_path / "c")
     assert (world.count(one, "total"), world.count(two, "total")) == (5, 5)
-    with pytest.raises(SluicewayError, match=r"checkpoint: .* is that of redrive with .*; take another one"):
+    with pytest.raises(SluicewayError, match=r"checkpoint: .* is that of redrive with .*; use another one"):
         redrive(spark, place, where="reason like 'time%'", checkpoint=tmp_path / "c")
     redrive(spark, place, where="reason = 'malformed'", checkpoint=tmp_path / "c")
     for name, queue in (("one", one), ("two", two)):

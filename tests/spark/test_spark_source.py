@@ -252,7 +252,7 @@ def test_a_committed_batch_of_a_queue_that_was_created_anew_is_refused(world: Se
     (task,) = first.partitions(start, end)
     world.call("/v1/queues.delete", queue_name=queue, force=True)
     world.create(queue, partitions=1)
-    with pytest.raises(SluicewayError, match=r"the queue was deleted and created anew") as refused:
+    with pytest.raises(SluicewayError, match=r"the queue was deleted and created again") as refused:
         reader(world, queue).latestOffset(end, ALL)
     assert refused.value.code == "lease_not_found"
     for attempt in (lambda: reader(world, queue).partitions(start, end), lambda: list(first.read(task))):
@@ -434,7 +434,7 @@ def test_rows_of_several_queues_are_not_settled_in_one_of_them(world: Server) ->
     for names in (("id", "queue", "outcome"), ("partition", "offset", "queue", "outcome")):
         with pytest.raises(SluicewayError, match=f"a row of '{other}' cannot be settled in '{one}'"):
             settle(rows, *names)
-    with pytest.raises(SluicewayError, match=rf"{rows['id'][1]} is no item of the queue '{one}'"):
+    with pytest.raises(SluicewayError, match=rf"{rows['id'][1]} is not an item of the queue '{one}'"):
         settle(rows, "id", "outcome")
     settle(rows.slice(0, 1), "id", "queue", "outcome")
 

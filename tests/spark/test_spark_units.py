@@ -57,7 +57,7 @@ def test_a_missing_option_is_named(name: str) -> None:
     ("options", "field", "says"),
     [
         ({"maxitemspertriger": "5"}, "maxitemspertriger", "did you mean maxItemsPerTrigger?"),
-        ({"chunkitems": "5"}, "chunkItems", "no option of reading"),
+        ({"chunkitems": "5"}, "chunkItems", "not an option for reading"),
         ({"maxitemspertrigger": "0"}, "maxItemsPerTrigger", "whole number"),
         ({"holdfor": "a while"}, "holdFor", "duration"),
         ({"holdfor": "31d"}, "holdFor", "out of range"),
@@ -91,7 +91,7 @@ def test_a_wrong_option_of_the_sink_is_named(options: dict[str, str], field: str
 def test_what_is_no_mode_at_all_is_told_with_those_there_are() -> None:
     for mode, reads in (("consume", True), ("produce", False), ("settle", False)):
         assert consumes({**SINK, "mode": mode}) is reads
-    assert "'take' is no mode; reading has consume" in refusal(consumes, {**SINK, "mode": "take"}).detail
+    assert "'take' is not a mode; use consume" in refusal(consumes, {**SINK, "mode": "take"}).detail
 
 
 @pytest.mark.parametrize(

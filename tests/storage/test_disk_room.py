@@ -245,7 +245,7 @@ def test_a_disk_that_the_queue_has_filled_is_emptied_again(small_disk: Path) -> 
         wait_until(lambda: call(server, "queue.produce", items=[{"utf8": "z"}]).status_code == 200, "room in the files is used again")
         assert call(server, "queues.delete", force=True).status_code == 200
         (small_disk / "rubbish").unlink()
-        wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=PATIENCE).status_code == 200, "room again")
+        wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=PATIENCE).status_code == 200, "enough free space again")
         assert call(server, "queues.create", requested_partitions=1).status_code == 200
         assert fill(server) == "storage_full"
         assert server.interrupt() == 0

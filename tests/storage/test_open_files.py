@@ -49,7 +49,7 @@ def test_with_few_files_fewer_partitions_stay_open_and_all_serve(tmp_path: Path)
             _, told = server.communicate(timeout=PATIENCE)
         finally:
             server.kill()
-    assert "may open 128 files: 8 partitions of a SQLite backend stay open at a time" in told
+    assert "the limit of open files is 128, which allows 8 open partitions of a SQLite backend" in told
     assert "unable to open" not in told
     assert server.returncode == 0
 

@@ -52,7 +52,7 @@ def keep_private(directory: Path) -> None:
         directory.chmod(_PRIVATE_FOLDER)
         return
     if directory.stat().st_mode & stat.S_ISVTX:
-        log.warning("%s is a directory for all users of this machine, and stays so; give Sluiceway one of its own", directory)
+        log.warning("%s is a directory for all users of this machine and was not changed; give Sluiceway its own directory", directory)
         wide = []
     else:
         mode = stat.S_IMODE(directory.stat().st_mode)
@@ -96,7 +96,9 @@ def _narrow(path: Path, mode: int) -> bool:
             return False
         path.chmod(path.stat().st_mode & mode)
     except PermissionError:
-        log.warning("%s is open to other users of this machine, and belongs to another one; its owner should say: chmod go= %s", path, path)
+        log.warning(
+            "%s is open to other users of this machine, and belongs to another user; its owner should run: chmod go= %s", path, path
+        )
         return False
     except FileNotFoundError:
         return False

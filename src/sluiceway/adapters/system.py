@@ -52,8 +52,8 @@ def _tell(jump: Millis) -> None:
         log.warning("the machine's clock and the server's time agree again")
         return
     log.error(
-        "the machine's clock jumped %s by %s; the server's time runs on as before and begins to follow after %s: "
-        "set the clock right, or restart the server to follow it at once",
+        "the machine's clock jumped %s by %s; the server's time continues as before and starts to follow after %s: "
+        "correct the clock, or restart the server to follow it at once",
         "ahead" if jump > 0 else "back",
         format_duration(abs(jump)),
         format_duration(CLOCK_PATIENCE),

@@ -138,7 +138,7 @@ class Alarms:
         if before == why:
             return False
         if why:
-            log.error("%s: %s does not go on: %s", self._member, what, why)
+            log.error("%s: %s makes no progress: %s", self._member, what, why)
         self._changed.set()
         return True
 

@@ -23,4 +23,4 @@ async def drop_old(member: str, state: State, positions: PositionStore, alarms: 
             await positions.forget(old)
         await alarms.forget_others(state.joined)
     except PositionUnknownError as error:
-        log.warning("%s could not drop what is old: %s", member, error)
+        log.warning("%s could not remove outdated records: %s", member, error)

@@ -123,7 +123,7 @@ async def _begin(config: CaptureConfig, store: MetaStore, stop: asyncio.Event) -
         except (StoreUnavailableError, MetaUnknownError) as error:
             if system.steady() >= until:
                 raise SluicewayError("unavailable", str(error)) from error
-            log.warning("capture %s cannot begin yet: %s", config.name, error)
+            log.warning("capture %s cannot start yet: %s", config.name, error)
         # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_AGAIN):

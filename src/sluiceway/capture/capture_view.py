@@ -114,7 +114,7 @@ async def forget(name: str, meta: str, *, gone: bool = False) -> Forgotten:
             if not gone and not members and begun.log != "meta":
                 members = sorted((await look(name, meta)).state.joined)
             if members:
-                raise invalid("name", f"members of {name} are at work, or have not left: {', '.join(members)[:500]}; end them first")
+                raise invalid("name", f"members of {name} are running, or have not left: {', '.join(members)[:500]}; stop them first")
             tokens = sorted(await open_positions(name, store).read())
             return Forgotten(await drop(store, name, key), tuple(_left(name, begun, tokens)))
         except PositionUnknownError as error:

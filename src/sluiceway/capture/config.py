@@ -78,7 +78,7 @@ def entry_of(stream: str) -> EntryPoint | None:
     found = list(entry_points(group=GROUP, name=stream))
     if len({each.value for each in found}) > 1:
         packages = ", ".join(sorted(each.dist.name if each.dist is not None else each.value for each in found))
-        raise invalid("stream", f"several packages have a stream of the kind {stream}: {packages}. Remove all but one")
+        raise invalid("stream", f"several packages provide the stream kind {stream}: {packages}; remove all but one")
     return found[0] if found else None
 
 
@@ -90,5 +90,5 @@ def check_log(log: str) -> None:
 def check_shared(url: str) -> None:
     if url == "memory:":
         raise invalid(
-            "meta", "memory: is of one process alone, so each task would read everything; expected sqlite:, postgresql:// or etcd://"
+            "meta", "a memory: store belongs to one process, so each task would read everything; use sqlite:, postgresql:// or etcd://"
         )

@@ -18,7 +18,9 @@ def decoded(page: LogPage) -> tuple[Entry, ...]:
     try:
         return tuple((number, decode(data)) for number, data in page.entries)
     except msgspec.DecodeError as error:
-        raise SluicewayError("internal", f"the log has what is no record of this version: {error}; is a newer one running?") from error
+        raise SluicewayError(
+            "internal", f"the log has records that this version does not know: {error}; check whether a newer version is running"
+        ) from error
 
 
 async def whole(log: SyncLog, page: LogPage | None = None) -> tuple[State, int]:

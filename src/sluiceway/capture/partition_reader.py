@@ -92,7 +92,7 @@ async def read_on(stream: ChangeStream, claim: Claim, position: str, habits: Hab
     began = system.steady()
     batch = await stream.read(claim.token, position, None, habits.limit)
     if batch.records.num_rows and batch.upto is None:
-        raise UnknownPositionError("the stream gave records, and no position after them")
+        raise UnknownPositionError("the stream returned records without a position after them")
     if batch.children and batch.end is None:
         claim.tell_children(batch.children)
     if not batch.records.num_rows and batch.upto is None and batch.end is None:
@@ -105,7 +105,7 @@ async def read_planned(stream: ChangeStream, claim: Claim, position: str, plan: 
     """Read the batch that the previous owner was handing on. The sink may have it already, all or in part."""
     batch = await stream.read(claim.token, position, plan, habits.limit)
     if batch.upto != plan or not batch.records.num_rows:
-        raise UnknownPositionError(f"the batch from {position!r} to {plan!r} is not there any more, as it was planned")
+        raise UnknownPositionError(f"the batch from {position!r} to {plan!r} can no longer be read as it was planned")
     return batch
 
 

@@ -132,11 +132,13 @@ class Runs:
         except BrokenOffError as error:
             self._broke_off(token, str(error))
         except PositionUnknownError as error:
-            log.warning("%s: partition %s broke off: %s", self._name, token, error)
+            log.warning("%s: reading of partition %s was interrupted: %s", self._name, token, error)
         except StaleBatchError as error:
             # Another member should have it by now, which the position store will show. If not, the position is older than the batch.
             if token in self._failures:
-                self._alarms.of_partition(token, f"{error}; were positions restored from a backup, or is the capture's name used anew?")
+                self._alarms.of_partition(
+                    token, f"{error}; check whether positions were restored from a backup, or the capture's name is used again"
+                )
             else:
                 log.warning("%s: partition %s is read by another: %s", self._name, token, error)
         except SluicewayError as error:
@@ -157,9 +159,9 @@ class Runs:
 
     def _broke_off(self, token: str, why: str) -> None:
         """Record a transient failure; after a series of them, raise an alarm."""
-        log.warning("%s: partition %s broke off: %s", self._name, token, why)
+        log.warning("%s: reading of partition %s was interrupted: %s", self._name, token, why)
         if self._failures.get(token, 0) + 1 >= FAILURES:
-            self._alarms.of_partition(token, f"{why}; it is tried again")
+            self._alarms.of_partition(token, f"{why}; it is retried")
 
     def _went_well(self, token: str) -> None:
         self._failures.pop(token, None)

@@ -80,7 +80,7 @@ def agreed(begun: Begun | None, config: CaptureConfig) -> Begun:
 
 
 def _refused(config: CaptureConfig, field: str, was: str, now: str) -> SluicewayError:
-    return invalid(field, f"capture {config.name} was begun with {was}, not {now}; take another name")
+    return invalid(field, f"capture {config.name} was started with {was}, not {now}; use another name")
 
 
 def _target(queue: str) -> str:

@@ -181,7 +181,7 @@ class TaskRunner:
             if self._fatal is not None:
                 raise self._fatal
             if self._go_by is not None and system.steady() >= self._go_by:
-                log.warning("%s goes without having left: its partitions are read by others once it is taken for dead", self.name)
+                log.warning("%s stopped without leaving: other members read its partitions once it counts as dead", self.name)
                 return
             # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
             with contextlib.suppress(TimeoutError):
@@ -204,7 +204,7 @@ class TaskRunner:
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         # No task is cancelled before the end: the member would seem alive, and no longer read or write the log.
-        error = SluicewayError("internal", "a part of the member was cancelled") if task.cancelled() else task.exception()
+        error = SluicewayError("internal", "a task of the member was cancelled") if task.cancelled() else task.exception()
         if error is not None and not self._ending:
             self._fatal = error
             self._woken.set()
@@ -247,7 +247,7 @@ class TaskRunner:
                 await self._positions.read()
                 break
             except (LogUnavailableError, PositionUnknownError) as error:
-                log.warning("%s cannot begin yet: %s", self.name, error)
+                log.warning("%s cannot start yet: %s", self.name, error)
                 await self._pause(self._timing.again)
         self._tell(Prepared(end))
 
@@ -258,7 +258,9 @@ class TaskRunner:
                 began = system.steady()
                 page = await self._log.read(after, PAGE)
                 if page.end < after:
-                    raise SluicewayError("internal", f"the log has lost records: it ends with number {page.end}, and went up to {after}")
+                    raise SluicewayError(
+                        "internal", f"the log has lost records: it ends at {page.end}, and this member has read up to {after}"
+                    )
                 if after < page.first - 1:
                     # Unread records were trimmed: the rest contains their effect.
                     state, after = await whole(self._log, page)
@@ -270,7 +272,7 @@ class TaskRunner:
                     self._current_at = began
                     await self._wait(after)
             except LogUnavailableError as error:
-                log.warning("%s does not reach the log: %s", self.name, error)
+                log.warning("%s cannot reach the log: %s", self.name, error)
                 await self._pause(self._timing.again)
 
     async def _wait(self, after: int) -> None:
@@ -350,7 +352,7 @@ class TaskRunner:
             self._unsaid_seeds(str(error))
         except Exception as error:
             # An error inside the stream must not end the reading of its partitions.
-            log.exception("%s: the stream failed when it was asked for its partitions", self.name)
+            log.exception("%s: the stream failed to list its partitions", self.name)
             self._unsaid_seeds(f"{type(error).__name__}: {error}")
         else:
             self._unsown = 0
@@ -363,10 +365,10 @@ class TaskRunner:
 
     def _unsaid_seeds(self, why: str) -> None:
         """Record a transient failure; after a series of them, raise an alarm."""
-        log.warning("%s: the stream does not say which partitions there are: %s", self.name, why)
+        log.warning("%s: the stream could not list its partitions: %s", self.name, why)
         self._unsown += 1
         if self._unsown >= FAILURES:
-            self._alarms.of_stream(f"{why}; it is tried again")
+            self._alarms.of_stream(f"{why}; it is retried")
 
     def _calm_down(self) -> None:
         self._runs.calm_down(self.state)

@@ -77,7 +77,7 @@ class EventReader:
         self._repeats = Repeats(Call("/v1/events", b"", bytes, True), self._retry_for, now)
 
     def heard(self, part: bytes, now: float) -> list[Event]:
-        """Return the events that end in this part. The time to reconnect starts anew. Raises as `EventParser.feed`."""
+        """Return the events that end in this part. This restarts the time to reconnect. Raises as `EventParser.feed`."""
         self._begin(now)
         return self.parser.feed(part)
 

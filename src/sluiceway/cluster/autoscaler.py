@@ -54,7 +54,7 @@ class Spreading:
             try:
                 await self._look()
             except Exception:
-                log.exception("the loads of the queues could not be judged")
+                log.exception("autoscaling of the queues failed")
 
     def _glance(self) -> None:
         self._glances += 1

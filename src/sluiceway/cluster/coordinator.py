@@ -74,10 +74,10 @@ class Coordinator:
                 try:
                     await self._look()
                 except (SluicewayError, StaleError, MetaUnknownError, StoreUnavailableError) as error:
-                    log.warning("rebalances go on later: %s", error)
+                    log.warning("rebalances are interrupted, will retry: %s", error)
                     self._wait = AGAIN
                 except Exception:
-                    log.exception("the rebalances could not be looked at")
+                    log.exception("reading the rebalances failed")
                     self._wait = POLL
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if self._wait is None else self._wait / 1000):
@@ -146,7 +146,7 @@ class Coordinator:
             return None
         held = await self._parts.records.elect(name, elected, stamp)
         if held is not None:
-            log.info("this instance carries out the rebalances from now on")
+            log.info("this instance is the coordinator of rebalances now")
             await self._stop()
         return held
 
@@ -160,7 +160,7 @@ class Coordinator:
         try:
             await run.run()
         except StaleError:
-            log.info("another instance carries out rebalance %s", run.rebalance.id)
+            log.info("another instance is carrying out rebalance %s", run.rebalance.id)
         except Exception:
             log.exception("rebalance %s could not be carried out", run.rebalance.id)
             await asyncio.sleep(AGAIN / 1000)
@@ -248,7 +248,7 @@ class Coordinator:
                 if await self._parts.changes.drop(key, partitions):
                     return
             except SluicewayError as error:
-                log.warning("data of a removed partition stays for now: %s", error)
+                log.warning("data of a removed partition was not deleted, will retry: %s", error)
             await asyncio.sleep(DROP_AGAIN / 1000)
 
 

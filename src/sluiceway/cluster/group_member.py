@@ -207,7 +207,7 @@ class GroupMember:
                     wait = AGAIN
                 except Exception:
                     # The lease runs out meanwhile, so unreadable records stop this member from serving.
-                    log.exception("group %s: %s does not understand what it has read", self._keys.group, self.name)
+                    log.exception("group %s: %s could not process the group's records", self._keys.group, self.name)
                     wait = AGAIN
                 # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
@@ -239,7 +239,7 @@ class GroupMember:
             try:
                 self._on_look(look)
             except Exception:
-                log.exception("group %s: what is called at each look failed", self._keys.group)
+                log.exception("group %s: a callback of the group failed", self._keys.group)
         return self._member.look(look)
 
     async def _commit(self, writes: Writes) -> None:

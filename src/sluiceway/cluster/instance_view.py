@@ -134,9 +134,9 @@ class Instances:
         """Explain the ownership of the queue's partition. Raises `unavailable`."""
         ownership, look = self._ownership, self._ownership.look
         if ownership.is_alone:
-            return Belonging("this server is alone, and has all partitions", ownership.name, ownership.address or None, ownership.era)
+            return Belonging("single server: it owns all partitions", ownership.name, ownership.address or None, ownership.era)
         if look is None or look.resource is None:
-            return Belonging("this instance has not seen the cluster yet; ask again, or ask another one", era=ownership.era)
+            return Belonging("this instance has not joined the cluster yet; try again, or ask another instance", era=ownership.era)
         history = {each.number: each for each in await self._rounds()} if look.resource.strategy == "rounds" else {}
         return belonging(look, look.resource, item_of(record.incarnation, partition), history, record.created_at)
 
@@ -184,46 +184,46 @@ def last_round(look: Look, resource: Resource) -> RoundInfo | None:
 def belonging(look: Look, resource: Resource, item: str, history: Mapping[int, SealedRound], created_at: Millis) -> Belonging:
     """Explain the item's ownership. `history`: the rounds still known, by number; `created_at`: creation time of its queue."""
     if item not in resource.items:
-        return Belonging("the cluster does not divide it yet: its queue has only just been created", era=resource.era)
+        return Belonging("not assigned yet: the queue was just created", era=resource.era)
     name = owners(look).get(item)
     if name is None:
         return Belonging(_why_nobody(look, resource, item), era=resource.era)
     if resource.strategy == "claims":
         grant = look.claims[item].grant
-        why = f"{name} has claimed it"
+        why = f"claimed by {name}"
     else:
-        assert look.plan is not None, "without a plan nobody owns anything"
+        assert look.plan is not None, "no owner without a plan"
         grant = look.plan.owners[name][item]
         why = _since(name, grant, history.get(grant), created_at)
     waits_for = _waits_for(look, resource, item, name)
     if waits_for:
-        why += f"; it waits until {_listed(waits_for)} {'has' if len(waits_for) == 1 else 'have'} stopped serving what was taken away"
+        why += f"; waiting until {_listed(waits_for)} {'has' if len(waits_for) == 1 else 'have'} stopped serving it"
     return Belonging(why, name, look.members[name].address or None, resource.era, grant, waits_for)
 
 
 def _since(name: str, grant: int, given: SealedRound | None, created_at: Millis) -> str:
     if given is None:
-        return f"{name} has had it since round {grant}, of which nothing more is known"
+        return f"owned by {name} since round {grant}, whose record no longer exists"
     if created_at >= given.sealed_at:
         # The grant of a placed item is the number of the last round before it.
-        return f"{name} was given it when its queue was created, after round {grant} and without another"
-    return f"{name} has had it since round {grant}, which there was because {_told(given.trigger)}"
+        return f"assigned to {name} when its queue was created, after round {grant}"
+    return f"owned by {name} since round {grant}; reason of the round: {_told(given.trigger)}"
 
 
 def _told(trigger: str) -> str:
-    return "one was due" if trigger == "heartbeat" else trigger
+    return "scheduled" if trigger == "heartbeat" else trigger
 
 
 def _why_nobody(look: Look, resource: Resource, item: str) -> str:
     if resource.strategy == "claims":
-        return "nobody has claimed it yet; an instance with less than its share will"
+        return "no owner: not claimed yet; an instance with less than its share will claim it"
     plan: Plan | None = look.plan
     if resource.strategy != "rounds" or plan is None or plan.era != resource.era:
-        return f"nobody has it: there has been no round in era {resource.era} yet"
+        return f"no owner: there has been no round in era {resource.era} yet"
     gone = next((name for name, grants in plan.owners.items() if item in grants), None)
     if gone is not None:
-        return f"nobody has it: {gone} has gone, and the next round gives it to another"
-    return "nobody has it: it came after the last round, and the next one gives it away"
+        return f"no owner: {gone} has left; the next round assigns it to another instance"
+    return "no owner: it was created after the last round; the next round assigns it"
 
 
 def _waits_for(look: Look, resource: Resource, item: str, owner: str) -> list[str]:

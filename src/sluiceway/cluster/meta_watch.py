@@ -47,7 +47,7 @@ class Following:
         try:
             await self._transport.ask(address, Learn(stamp), LEARN_TIMEOUT)
         except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
-            log.info("an instance follows a change of the queues later: %s", error)
+            log.info("an instance has not followed a change of the queues yet: %s", error)
 
     async def watch(self) -> None:
         """Follow changes of other instances, until cancelled."""
@@ -65,7 +65,7 @@ class Following:
         try:
             await self._catalog.follow()
         except SluicewayError as error:
-            log.warning("changes of queues are followed later: %s", error)
+            log.warning("changes of queues could not be read, will retry: %s", error)
 
     def look_soon(self, age: Millis) -> None:
         """Begin a look unless one has begun within `age` ms. Does not wait for it: the meta store may not answer."""

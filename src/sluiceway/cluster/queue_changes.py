@@ -219,9 +219,9 @@ class QueueChanges:
             try:
                 await self._meta.commit(writes.checks, {QUEUE: self._catalog.stamp}, {**writes.puts, key: entry}, writes.deletes)
             except (ConflictError, MetaUnknownError) as error:
-                log.info("queue %s is spread over other instances later: %s", record.queue_name, error)
+                log.info("queue %s: its number of logical queues could not be changed, will retry: %s", record.queue_name, error)
                 return
-        log.info("queue %s has %d logical queues, and had %d", record.queue_name, count, had)
+        log.info("queue %s has %d logical queues now, before %d", record.queue_name, count, had)
 
     def _check_no_chain(self, queue_name: str) -> None:
         for other in self._catalog:
@@ -350,7 +350,7 @@ class QueueChanges:
                 await self._backends.get(backend).drop(ref)
             except StoreUnavailableError as error:
                 left += 1
-                log.warning("data of a removed partition stays until the next start: %s", error)
+                log.warning("data of a removed partition was not deleted, retrying at the next start: %s", error)
         if not left:
             try:
                 # Last: remaining data must not be taken for a new partition's.

@@ -107,7 +107,7 @@ class RebalanceRecords:
         try:
             return await self._meta.commit({COORDINATOR: stamp}, puts={COORDINATOR: msgspec.json.encode(elected)})
         except (ConflictError, MetaUnknownError) as error:
-            log.info("nobody was made coordinator: %s", error)
+            log.info("no coordinator was elected: %s", error)
             return None
 
     async def write(self, before: Stored | None, change: Change, entries: Sequence[tuple[str, bytes]], held: Stamp | None) -> Stamp:
@@ -173,7 +173,7 @@ class RebalanceRecords:
             for start in range(0, len(surplus), TRIM_BATCH):
                 await self._meta.commit(deletes=surplus[start : start + TRIM_BATCH])
         except (MetaUnknownError, StoreUnavailableError) as error:
-            log.warning("old rebalances stay for now: %s", error)
+            log.warning("old rebalances were not removed, will retry: %s", error)
 
 
 def dropping_key(incarnation: str, each: PartitionRecord) -> str:

@@ -101,7 +101,7 @@ class Run:
                     await self._cycle()
                     self._succeed(-1)
                 except SluicewayError as error:
-                    log.warning("rebalance %s goes on later: %s", self.rebalance.id, error)
+                    log.warning("rebalance %s is interrupted, will retry: %s", self.rebalance.id, error)
                     self._fail(-1, error)
                     await asyncio.sleep(self._back_off(-1) / 1000)
                     self._poked = True

@@ -10,13 +10,13 @@ from sluiceway.contract.fields import Answer, QueueName, Time, about
 class AuditEntry(Answer, frozen=True, kw_only=True):
     """A change: what, when, and by which key."""
 
-    id: Annotated[str, about("Names the entry; a later one has a greater id.")]
+    id: Annotated[str, about("Id of the entry. Later entries have greater ids.")]
     at: Annotated[Time, about("When.")]
-    actor: Annotated[str, about("The name of the key with which it was asked for.")]
-    action: Annotated[str, about("What was done: the name of the call.")]
-    queue_name: Annotated[QueueName | None, about("The queue that was changed; null: none.")] = None
+    actor: Annotated[str, about("Name of the API key of the request.")]
+    action: Annotated[str, about("Name of the call.")]
+    queue_name: Annotated[QueueName | None, about("The changed queue; null: none.")] = None
     request_id: Annotated[str, about("Finds the request in the server's log.")] = ""
-    detail: Annotated[dict[str, Any], about("The change itself; its keys depend on the `action`.")] = {}
+    detail: Annotated[dict[str, Any], about("Details of the change. The keys depend on the `action`.")] = {}
 
 
 class AuditPage(Answer, frozen=True, kw_only=True):

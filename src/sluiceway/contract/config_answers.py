@@ -10,18 +10,20 @@ from sluiceway.contract.fields import Answer, Duration, about
 class Reloaded(Answer, frozen=True, kw_only=True):
     """The keys of the configuration that have changed."""
 
-    changed: Annotated[list[str], about("The keys of the configuration that are different now.")] = []
+    changed: Annotated[list[str], about("Names of the changed settings.")] = []
 
 
 class BackendInfo(TypedDict, total=False):
     """A storage backend. One that is not configured, and holds partitions all the same, has a `null` for each of its settings."""
 
     backend: Annotated[str, about("Its name.")]
-    kind: Annotated[str | None, about("`sqlite`, `postgres` or `memory`; null: it is not configured.")]
-    partition_affinity: Annotated[float | None, about("Its weight when partitions are placed; null: it is not configured.")]
-    write_timeout: Annotated[Duration | None, about("Longest commit; the outcome of a longer one is unknown. Null: it is not configured.")]
-    partitions: Annotated[int, about("Number of partitions that it holds.")]
-    problem: Annotated[str | None, about("Why it does not serve; null: it does.")]
+    kind: Annotated[str | None, about("`sqlite`, `postgres` or `memory`; null: not configured.")]
+    partition_affinity: Annotated[float | None, about("Weight in the placement of partitions; null: not configured.")]
+    write_timeout: Annotated[
+        Duration | None, about("Maximum duration of a commit; a longer one has an unknown outcome. Null: not configured.")
+    ]
+    partitions: Annotated[int, about("Number of its partitions.")]
+    problem: Annotated[str | None, about("Why it is not served; null: it is.")]
 
 
 class BackendPage(Answer, frozen=True, kw_only=True):

@@ -11,10 +11,10 @@ InstanceState = Literal["alive", "silent", "leaving", "joining"]
 `joining`, of the one that answers: it is no member of the cluster yet, or not any more."""
 
 _NUMBER = about("Rises with each round.")
-_TRIGGER = about("Why there was one, in words.")
-_PARTICIPANTS = about("The instances that took part.")
-_MOVED = about("Partitions that went to another instance, or to one for the first time.")
-_KEPT = about("Partitions that stayed.")
+_TRIGGER = about("Reason of the round, as text.")
+_PARTICIPANTS = about("Participating instances.")
+_MOVED = about("Partitions that were assigned to another instance, or for the first time.")
+_KEPT = about("Partitions that kept their owner.")
 
 
 class Instance(Answer, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class Instance(Answer, frozen=True, kw_only=True):
 
     instance: Annotated[str, about("The instance's name in the cluster; it is new at each start.")]
     address: Annotated[str | None, about("The URL by which other instances reach it; null: not known.")] = None
-    here: Annotated[bool, about("Whether it is the one that answers.")] = False
+    here: Annotated[bool, about("Whether this instance sent the answer.")] = False
     state: Annotated[
         str,
         one_of(InstanceState),
@@ -31,18 +31,16 @@ class Instance(Answer, frozen=True, kw_only=True):
             "`leaving`: it hands over. `joining`, of the one that answers: it is no member yet, or not any more."
         ),
     ] = "alive"
-    silent_for: Annotated[Duration, about("For how long the one that answers has not heard of it; below a second while all is well.")] = (
-        "0s"
-    )
-    joined_at: Annotated[Time | None, about("When it came, by its own clock; null: not known.")] = None
-    partitions: Annotated[int, about("Number of partitions that are given to it, of all queues.")] = 0
+    silent_for: Annotated[Duration, about("Time since the answering instance last heard of it; normally below a second.")] = "0s"
+    joined_at: Annotated[Time | None, about("When it joined, by its own clock; null: not known.")] = None
+    partitions: Annotated[int, about("Number of partitions assigned to it, in all queues.")] = 0
 
 
 class LastRound(Answer, frozen=True, kw_only=True):
     """The last round; `rounds.list` has those that are sealed, with their times."""
 
     number: Annotated[int, _NUMBER]
-    sealed: Annotated[bool, about("Whether it is over; until then the plan is that of the round before.")]
+    sealed: Annotated[bool, about("Whether the round is complete. Until then the previous round's plan applies.")]
     trigger: Annotated[str, _TRIGGER]
     participants: Annotated[list[str], _PARTICIPANTS] = []
     moved: Annotated[int, _MOVED] = 0
@@ -52,9 +50,9 @@ class LastRound(Answer, frozen=True, kw_only=True):
 class GroupTimes(TypedDict, total=False):
     """The times by which the instances follow one another."""
 
-    settle_timeout: Annotated[Duration, about("A round is sealed once no instance has joined it for so long.")]
-    round_interval: Annotated[Duration, about("Shortest time between two rounds.")]
-    heartbeat_interval: Annotated[Duration, about("Longest time between two rounds.")]
+    settle_timeout: Annotated[Duration, about("A round is sealed when no instance has joined it for this long.")]
+    round_interval: Annotated[Duration, about("Minimum time between two rounds.")]
+    heartbeat_interval: Annotated[Duration, about("Maximum time between two rounds.")]
     beat_interval: Annotated[Duration, about("How often an instance shows that it lives.")]
     lease_timeout: Annotated[Duration, about("An instance that could not show it for so long serves nothing.")]
     member_timeout: Annotated[Duration, about("An instance that was not seen alive for so long is given up.")]

@@ -168,7 +168,7 @@ class Cleared(Answer, frozen=True, kw_only=True):
     """How many items were dropped."""
 
     ready: Annotated[int, about("Items that could be leased now.")] = 0
-    scheduled: Annotated[int, about("Items that wait for their time.")] = 0
+    scheduled: Annotated[int, about("Items that are not due yet.")] = 0
 
 
 class Redriven(Answer, frozen=True, kw_only=True):
@@ -238,7 +238,7 @@ class PartitionExplanation(Answer, frozen=True, kw_only=True):
     partition: int
     owner: Annotated[str | None, about("Instance that owns the partition; null: none at the moment.")] = None
     address: Annotated[str | None, about("The owner's URL; null: not known.")] = None
-    backend: Annotated[str, about("The storage that holds it.")]
+    backend: Annotated[str, about("The storage backend that holds it.")]
     state: Annotated[str, about("Whether the partition serves.")]
     reason: Annotated[str, about("Why, in words.")]
     era: Annotated[int, about("Rises with each change of the strategy; part of the fence.")] = 1

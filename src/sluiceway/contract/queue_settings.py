@@ -241,7 +241,7 @@ class Partition(Answer, frozen=True, kw_only=True):
         one_of(PartitionState),
         about("`available`, `preparing` (not yet in use), `draining` (takes no items, and goes when it is empty) or `paused`."),
     ]
-    parents: Annotated[list[int], about("Partitions that it takes over from, whether they still exist or not.")] = []
+    parents: Annotated[list[int], about("Partitions that it replaces, whether or not they still exist.")] = []
     owner: Annotated[str | None, about("Instance that owns the partition; null: none at the moment.")] = None
     address: Annotated[str | None, about("The owner's URL; null: not known.")] = None
 
@@ -253,7 +253,7 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     incarnation: Incarnation
     created_at: Time
     updated_at: Annotated[Time, about("When its settings were last changed.")]
-    version: Annotated[int, about("Counts the changes of its settings.")] = 1
+    version: Annotated[int, about("Number of changes of its settings.")] = 1
     lease_timeout: Duration
     max_lease_timeout: Duration = "30d"
     max_attempts: int
@@ -265,7 +265,7 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     logical_queues: LogicalQueueCount | Literal["auto"] | None = None
     reference: str = ""
     paused: Annotated[list[Annotated[str, one_of(Verb)]], about("The verbs that are paused.")] = []
-    requested_partitions: Annotated[int, about("Number of partitions, without those that are being drained.")]
+    requested_partitions: Annotated[int, about("Number of partitions, without draining ones.")]
     partitions: Annotated[list[Partition], about("The queue's partitions.")]
     rebalance: Annotated[OpenRebalance | None, about("The open rebalance; null: none.")] = None
 

@@ -20,7 +20,7 @@ class PartitionStats(Answer, frozen=True, kw_only=True):
     """A partition now, and what it has counted since the queue was created."""
 
     partition: int
-    backend: Annotated[str, about("The storage that holds it.")] = "default"
+    backend: Annotated[str, about("The storage backend that holds it.")] = "default"
     state: Annotated[
         str,
         about(
@@ -28,28 +28,28 @@ class PartitionStats(Answer, frozen=True, kw_only=True):
             "`error` (it is damaged, and stopped)."
         ),
     ] = "available"
-    commit_time_ms: Annotated[float, about("What a commit takes; a moving average.")] = 0.0
+    commit_time_ms: Annotated[float, about("Moving average of the commit duration.")] = 0.0
     degraded: Annotated[bool, about("Far slower than its peers: avoided for produce.")] = False
     total: Annotated[int, about("Ready, leased and scheduled items.")] = 0
     ready: Annotated[int, about("Items that could be leased now.")] = 0
     total_leased: Annotated[int, about("Items in leases.")] = 0
-    scheduled: Annotated[int, about("Items that wait for their time.")] = 0
-    transferring: Annotated[int, about("Items on the way to another queue.")] = 0
+    scheduled: Annotated[int, about("Items that are not due yet.")] = 0
+    transferring: Annotated[int, about("Items in transfer to another queue.")] = 0
     leases: Annotated[int, about("Live leases.")] = 0
-    failures: Annotated[int, about("Times that it could not be opened, or a commit ended refused or unknown, in this process.")] = 0
+    failures: Annotated[int, about("Failed openings, and commits refused or with an unknown outcome, in this process.")] = 0
     produced: Annotated[int, _counter("Items produced.")] = 0
-    deduplicated: Annotated[int, _counter("Items of calls that had been made before, which were not stored again.")] = 0
+    deduplicated: Annotated[int, _counter("Items of repeated calls, which were not stored again.")] = 0
     leased: Annotated[int, _counter("Items leased, counted each time.")] = 0
-    completed: Annotated[int, _counter("Items that are done.")] = 0
+    completed: Annotated[int, _counter("Items completed.")] = 0
     retried: Annotated[int, _counter("Items put back by a retry.")] = 0
     expired: Annotated[int, _counter("Items put back because their lease ran out.")] = 0
-    dead: Annotated[int, _counter("Items that have left for the dead queue, or were dropped where there is none.")] = 0
-    released: Annotated[int, _counter("Items given back untouched.")] = 0
+    dead: Annotated[int, _counter("Items sent to the dead queue, or dropped without one.")] = 0
+    released: Annotated[int, _counter("Items given back unprocessed.")] = 0
     cleared: Annotated[int, _counter("Items dropped by `queue.clear`.")] = 0
     redriven: Annotated[int, _counter("Items sent back out of a dead queue.")] = 0
-    moved: Annotated[int, _counter("Items that a rebalance has moved to other partitions of the queue.")] = 0
-    moved_in: Annotated[int, _counter("Items that a rebalance has moved here from other partitions of the queue.")] = 0
-    next_offset: Annotated[int | None, about("The offset of the next item that comes; null while the partition is not open.")] = None
+    moved: Annotated[int, _counter("Items that a rebalance moved to other partitions of the queue.")] = 0
+    moved_in: Annotated[int, _counter("Items that a rebalance moved here from other partitions of the queue.")] = 0
+    next_offset: Annotated[int | None, about("Offset that the next new item will get; null while the partition is not open.")] = None
 
 
 def _counters() -> Mapping[str, str]:
@@ -66,12 +66,12 @@ LEVELS: Final = ("total", "ready", "total_leased", "scheduled", "transferring", 
 class LogicalQueueStats(Answer, frozen=True, kw_only=True):
     """What one instance has of a queue: the requests that wait there, and its partitions."""
 
-    instance: Annotated[str | None, about("The instance whose share it is; null: partitions that no instance has at the moment.")] = None
-    produce_waiting: Annotated[int, about("Produces that wait.")] = 0
-    lease_waiting: Annotated[int, about("Leases that wait.")] = 0
-    complete_waiting: Annotated[int, about("Other calls that wait.")] = 0
-    in_flight: Annotated[int, about("Commits under way.")] = 0
-    partitions: Annotated[list[PartitionStats], about("The partitions of that share.")] = []
+    instance: Annotated[str | None, about("Instance that owns the partitions; null: partitions without an owner.")] = None
+    produce_waiting: Annotated[int, about("Waiting produces.")] = 0
+    lease_waiting: Annotated[int, about("Waiting lease calls.")] = 0
+    complete_waiting: Annotated[int, about("Other waiting calls.")] = 0
+    in_flight: Annotated[int, about("Commits in flight.")] = 0
+    partitions: Annotated[list[PartitionStats], about("The partitions of this instance.")] = []
 
 
 WAITING: Final = ("produce_waiting", "lease_waiting", "complete_waiting", "in_flight")
@@ -81,7 +81,7 @@ class QueueStats(Answer, frozen=True, kw_only=True):
     """What a queue's partitions hold, by the instances that have them."""
 
     queue_name: QueueName
-    logical_queues: Annotated[list[LogicalQueueStats], about("The shares of the instances.")] = []
+    logical_queues: Annotated[list[LogicalQueueStats], about("The queue's counts per instance.")] = []
 
     @property
     def partitions(self) -> list[PartitionStats]:

@@ -34,10 +34,10 @@ ENDED: Final = ("done", "cancelled", "failed")
 class OpenRebalance(Answer, frozen=True, kw_only=True):
     """The rebalance that a queue has open, in short. What cannot be told at the moment is null."""
 
-    id: Annotated[str, about("Names the rebalance.")]
+    id: Annotated[str, about("Id of the rebalance.")]
     state: Annotated[Annotated[str, one_of(RebalanceState)] | None, about("As in `rebalances.get`; null: not known at the moment.")] = None
     step: Annotated[Annotated[str, one_of(StepKind)] | None, about("As in `rebalances.get`; null: not known at the moment.")] = None
-    items_left: Annotated[int | None, about("Items left in the partitions that are drained; null: not counted, or not known.")] = None
+    items_left: Annotated[int | None, about("Items left in draining partitions; null: not counted, or not known.")] = None
 
 
 class NewPartition(Answer, frozen=True, kw_only=True):
@@ -51,12 +51,12 @@ class NewPartition(Answer, frozen=True, kw_only=True):
 class Plan(Answer, frozen=True, kw_only=True):
     """What a rebalance does with each partition, by number."""
 
-    creates: Annotated[list[NewPartition], about("Partitions that are made.")] = []
-    drains: Annotated[list[int], about("Partitions that are drained, and removed when they are empty.")] = []
+    creates: Annotated[list[NewPartition], about("New partitions.")] = []
+    drains: Annotated[list[int], about("Partitions that are drained, and removed once empty.")] = []
     keeps: Annotated[list[int], about("Partitions that stay.")] = []
-    reopens: Annotated[list[int], about("Drained partitions that go on after all: of a rebalance that was cancelled.")] = []
+    reopens: Annotated[list[int], about("Drained partitions that are used again, after a cancellation.")] = []
     in_order: Annotated[
-        bool, about("One partition replaces the only one, and gives out nothing before the old one is gone: the queue keeps its order.")
+        bool, about("The queue stays ordered: one partition replaces the only one, and serves no items before the old one is removed.")
     ] = False
 
     @property
@@ -71,16 +71,16 @@ class PresentPartition(Answer, frozen=True, kw_only=True):
     partition: int
     backend: str
     state: Annotated[str, one_of(PartitionState), about("`available`, `preparing`, `draining` or `paused`.")]
-    items: Annotated[int | None, about("Items in it; null: they cannot be counted at the moment.")] = None
+    items: Annotated[int | None, about("Number of its items; null: not known at the moment.")] = None
 
 
 class RebalancePlan(Answer, frozen=True, kw_only=True):
     """What a rebalance would do now. `rebalance` with its `plan_id` does exactly this or nothing."""
 
     queue_name: QueueName
-    plan_id: Annotated[str, about("Stands for exactly this plan.")]
+    plan_id: Annotated[str, about("Id of exactly this plan.")]
     requested_partitions: int
-    plan: Annotated[Plan, about("What is done with each partition.")]
+    plan: Annotated[Plan, about("The plan for each partition.")]
     partitions: list[PresentPartition] = []
 
 
@@ -90,7 +90,7 @@ class RebalanceStep(Answer, frozen=True, kw_only=True):
     step: Annotated[str, one_of(StepKind), about("Which one.")]
     at: Time
     instance: Annotated[str, about("The instance that did it.")]
-    partition: Annotated[int | None, about("Of the removal of a partition: which one.")] = None
+    partition: Annotated[int | None, about("The removed partition, if the step removes one.")] = None
 
 
 class DrainingPartition(Answer, frozen=True, kw_only=True):
@@ -103,18 +103,18 @@ class DrainingPartition(Answer, frozen=True, kw_only=True):
 class RebalanceProgress(Answer, frozen=True, kw_only=True):
     """How far draining is, as far as the owners of the partitions answer."""
 
-    items_left: Annotated[int, about("Items left in the partitions that are drained.")]
-    leased_left: Annotated[int, about("Those of them that are leased.")] = 0
-    scheduled_left: Annotated[int, about("Those of them that are scheduled.")] = 0
-    partitions: Annotated[list[DrainingPartition], about("The partitions that are drained, and answer.")] = []
-    rate_per_s: Annotated[float | None, about("Items a second that were drained, on average; null: not known.")] = None
-    time_left: Annotated[Duration | None, about("How long draining will take at this rate; null: not known.")] = None
+    items_left: Annotated[int, about("Items left in draining partitions.")]
+    leased_left: Annotated[int, about("Leased items among them.")] = 0
+    scheduled_left: Annotated[int, about("Scheduled items among them.")] = 0
+    partitions: Annotated[list[DrainingPartition], about("The draining partitions whose owners answered.")] = []
+    rate_per_s: Annotated[float | None, about("Average number of items drained per second; null: not known.")] = None
+    time_left: Annotated[Duration | None, about("Estimated time until the partitions are drained; null: not known.")] = None
 
 
 class Rebalance(Answer, frozen=True, kw_only=True):
     """A rebalance of a queue."""
 
-    id: Annotated[str, about("Names the rebalance; a later one has a greater id.")]
+    id: Annotated[str, about("Id of the rebalance. Later rebalances have greater ids.")]
     queue_name: QueueName
     incarnation: str = ""
     state: Annotated[
@@ -122,28 +122,26 @@ class Rebalance(Answer, frozen=True, kw_only=True):
         one_of(RebalanceState),
         about("`waiting` (for the one before it in its batch), `running`, `cancelling`, or how it ended: `done`, `cancelled`, `failed`."),
     ]
-    step: Annotated[str, one_of(StepKind), about("The step to be done next: `create`, `flip`, `shut`, `keys`, `drain`, `finish`.")]
+    step: Annotated[str, one_of(StepKind), about("The next step: `create`, `flip`, `shut`, `keys`, `drain`, `finish`.")]
     requested_partitions: int
-    plan: Annotated[Plan, about("What is done with each partition.")]
+    plan: Annotated[Plan, about("The plan for each partition.")]
     drain: Annotated[str, one_of(DrainMode)]
-    rate: Annotated[int | None, about("Items moved in a second at most; null: as fast as it goes.")] = None
+    rate: Annotated[int | None, about("Maximum number of items moved per second; null: no limit.")] = None
     actor: str
-    request_id: Annotated[str, about("Finds the request that asked for it in the server's log.")] = ""
-    created_at: Annotated[Time, about("When it was asked for.")]
+    request_id: Annotated[str, about("Id of the request, to find it in the server's log.")] = ""
+    created_at: Annotated[Time, about("When it was requested.")]
     updated_at: Annotated[Time, about("When its record last changed.")]
-    started_at: Annotated[Time | None, about("When its first step was begun; null: not yet.")] = None
-    drain_at: Annotated[Time | None, about("When draining began; null: not yet.")] = None
+    started_at: Annotated[Time | None, about("When its first step started; null: not yet.")] = None
+    drain_at: Annotated[Time | None, about("When draining started; null: not yet.")] = None
     ended_at: Annotated[Time | None, about("When it ended; null: it is open.")] = None
-    items: Annotated[int, about("Items that there were to drain when draining began.")] = 0
-    moved: Annotated[int, about("Items that it has moved to other partitions.")] = 0
-    steps: Annotated[list[RebalanceStep], about("The steps that are done, in their order.")] = []
-    batch: Annotated[str | None, about("Those that were begun by one call have the same.")] = None
-    after: Annotated[str | None, about("The one before it in its batch, which it waits for; null: none.")] = None
-    problem: Annotated[str | None, about("Why it makes no progress, or has failed; null: nothing is wrong.")] = None
-    retries: Annotated[int, about("How often a step had to be tried again.")] = 0
-    progress: Annotated[
-        RebalanceProgress | None, about("How far it is; null where it is not asked for, or there is nothing under way.")
-    ] = None
+    items: Annotated[int, about("Items to drain when draining started.")] = 0
+    moved: Annotated[int, about("Items moved to other partitions.")] = 0
+    steps: Annotated[list[RebalanceStep], about("The completed steps, in order.")] = []
+    batch: Annotated[str | None, about("Id shared by all rebalances of one call.")] = None
+    after: Annotated[str | None, about("The previous rebalance of its batch, which it waits for; null: none.")] = None
+    problem: Annotated[str | None, about("Why it makes no progress or has failed; null: no problem.")] = None
+    retries: Annotated[int, about("Number of retried steps.")] = 0
+    progress: Annotated[RebalanceProgress | None, about("Progress of the drain; null: not requested, or not draining.")] = None
 
     @property
     def is_open(self) -> bool:
@@ -168,6 +166,6 @@ class LeftOut(Answer, frozen=True, kw_only=True):
 class RebalanceBatch(Answer, frozen=True, kw_only=True):
     """Rebalances that are carried out one after another."""
 
-    batch: Annotated[str, about("Those that were begun by one call have the same.")]
-    rebalances: Annotated[list[Rebalance], about("Those that were begun, in their order.")]
-    left_out: Annotated[list[LeftOut], about("Queues of which none was begun.")] = []
+    batch: Annotated[str, about("Id shared by all rebalances of one call.")]
+    rebalances: Annotated[list[Rebalance], about("The started rebalances, in order.")]
+    left_out: Annotated[list[LeftOut], about("Queues without a new rebalance.")] = []

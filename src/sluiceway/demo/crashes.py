@@ -54,5 +54,5 @@ def parse_kills(text: str | None) -> list[Kill]:
         return list(KILLS.values())
     for name in names:
         if name not in KILLS:
-            raise invalid("kill", f"{name[:40]!r} is not among {', '.join(KILLS)} and all")
+            raise invalid("kill", f"{name[:40]!r} is not one of {', '.join(KILLS)}, all")
     return [KILLS[name] for name in dict.fromkeys(names)]

@@ -245,14 +245,14 @@ class Runner:
             try:
                 demo.begin(self._beside_others)
             except OtherQueuesError as error:
-                self._say(f"No demo: there are other queues than its own here ({_some(error.names)}). --demo runs it beside them.")
+                self._say(f"No demo: the server has other queues ({_some(error.names)}). Pass --demo to run it beside them.")
                 return
             except SluicewayError as error:
                 self._say(f"No demo: {error.detail}")
                 return
             self._say(
                 f"A demo uses {ORDERS} and {EMAILS}: some items fail and die, and after {self._pace.first_move * self._pace.turn:.0f} s "
-                "partitions move, then now and then. --no-demo leaves it out."
+                "partitions move, and then again from time to time. Pass --no-demo to leave it out."
             )
             while not self._stop.is_set():
                 began = monotonic()

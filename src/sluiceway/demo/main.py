@@ -44,7 +44,7 @@ def run_demo(input_: str | None, kill: str | None, data: Path | None, *, limit: 
             _draw(work, job, run)
             _report(work, job, ledger, kept=data)
             for missed in run.missed:
-                print(f"asked for, but it never came to it: {missed.victim} killed {missed.when}", file=sys.stderr)
+                print(f"requested, but the moment never came: {missed.victim} killed {missed.when}", file=sys.stderr)
             return _NOT_BALANCED if ledger.problems() or run.missed else 0
     except SluicewayError as error:
         print(f"error: {error.detail}", file=sys.stderr)
@@ -53,8 +53,8 @@ def run_demo(input_: str | None, kill: str | None, data: Path | None, *, limit: 
         print(f"error: {failure}", file=sys.stderr)
         return _NOT_BALANCED
     except KeyboardInterrupt:
-        again = "" if data is None else f"; the same command with --data {data} goes on from here"
-        print(f"interrupted; everything that was started is stopped{again}", file=sys.stderr)
+        again = "" if data is None else f"; the same command with --data {data} continues from here"
+        print(f"interrupted; all started processes are stopped{again}", file=sys.stderr)
         return _INTERRUPTED
 
 
@@ -82,7 +82,7 @@ def _work(data: Path | None) -> Iterator[Work]:
     if data is not None:
         root = data.expanduser().absolute()
         if root.exists() and any(root.iterdir()) and not (root / "notes").is_dir():
-            raise invalid("data", f"{data} has other things in it; name an empty folder, or that of an earlier demo")
+            raise invalid("data", f"{data} has other files; name an empty folder, or that of an earlier demo")
         work = Work(root, root / "results")
         work.make()
         yield work
@@ -91,7 +91,7 @@ def _work(data: Path | None) -> Iterator[Work]:
     mark = results / ".gitignore"
     if results.exists():
         if not (mark.exists() and mark.read_text() == _MARK):
-            raise invalid("data", f"{results} is there and not from a demo; move it away")
+            raise invalid("data", f"{results} exists and is not from a demo; move it away")
         shutil.rmtree(results)
     root = Path(tempfile.mkdtemp(prefix="sluiceway-demo-"))
     try:
@@ -114,7 +114,7 @@ def _job(work: Work, input_: str | None, limit: int | None) -> Job:
         source = detect(input_)
         job = Job(source, queue_name(source))
     if begun not in (None, msgspec.to_builtins(job)):
-        raise invalid("data", "in that folder the demo was run with another input; name an empty one")
+        raise invalid("data", "the demo ran in that folder with another input; name an empty folder")
     work.note("job", msgspec.to_builtins(job))
     return job
 

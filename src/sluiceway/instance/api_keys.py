@@ -154,7 +154,7 @@ class ApiKeys:
                 failing = False
             except StoreUnavailableError as error:
                 if not failing:
-                    log.error("API keys that other processes create or revoke are not seen: %s", error)
+                    log.error("API keys created or revoked by other processes are not seen: %s", error)
                 failing = True
 
     async def _read(self) -> View:
@@ -252,7 +252,7 @@ def _readable(entries: dict[str, Entry]) -> list[ApiKey]:
         try:
             keys.append(decode_key(entry.value))
         except msgspec.DecodeError as error:
-            log.error("the meta store's %s is no API key: %s", where, error)
+            log.error("the meta store's %s is not an API key: %s", where, error)
     return keys
 
 

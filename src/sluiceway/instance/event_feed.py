@@ -261,7 +261,7 @@ class Watch:
             try:
                 await self.look()
             except Exception:
-                log.exception("looking for events failed; the next look is in a second")
+                log.exception("looking for events failed; retrying in a second")
             self._begun.set()
             await asyncio.sleep(INTERVAL)
 

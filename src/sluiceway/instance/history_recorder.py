@@ -77,7 +77,7 @@ class QueueHistory:
             try:
                 await self.sample(system.now())
             except Exception:
-                log.exception("a minute of the queues' history was not noted")
+                log.exception("a minute of the queues' history was not recorded")
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
@@ -123,11 +123,11 @@ class QueueHistory:
                 await self._commit(puts, names)
         except (MetaUnknownError, StoreUnavailableError) as error:
             if not self._failing:
-                log.warning("the queues' history is noted later: %s", error)
+                log.warning("the queues' history was not stored, will retry: %s", error)
             self._failing = True
             return False
         if self._failing:
-            log.info("the queues' history is noted again")
+            log.info("the queues' history is stored again")
         self._failing = False
         return True
 
@@ -143,7 +143,7 @@ class QueueHistory:
             for start in range(0, len(old), MAX_COMMIT_KEYS):
                 await self._source.meta.commit(deletes=old[start : start + MAX_COMMIT_KEYS])
         except (MetaUnknownError, StoreUnavailableError) as error:
-            log.warning("old minutes of the queues' history stay for now: %s", error)
+            log.warning("old minutes of the queues' history were not removed, will retry: %s", error)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 

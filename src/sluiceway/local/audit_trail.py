@@ -154,7 +154,7 @@ class AuditTrail:
             for start in range(0, len(surplus), AUDIT_TRIM_BATCH):
                 await self._meta.commit(deletes=surplus[start : start + AUDIT_TRIM_BATCH])
         except (MetaUnknownError, StoreUnavailableError) as error:
-            log.warning("old audit entries stay for now: %s", error)
+            log.warning("old audit entries were not removed, will retry: %s", error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -34,7 +34,7 @@ class Closing:
                 if not await self._may_reopen():
                     return
             except SluicewayError as error:
-                log.warning("a queue stays closed: %s", error)
+                log.warning("a queue could not be reopened: %s", error)
             else:
                 self.closed = False
 

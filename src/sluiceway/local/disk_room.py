@@ -87,14 +87,14 @@ class DiskRoom:
         try:
             disk.look(sum(owed() for name, owed in self._owed.items() if self.disks[name] is disk))
         except OSError as error:
-            log.debug("%s: its room is not known: %s", disk.directory, error)
+            log.debug("%s: the free space is not known: %s", disk.directory, error)
             return
         if disk.is_low and not was_low:
             log.error("%s", problem_of(disk))
         elif was_low and not disk.is_low:
-            log.warning("%s has room again: %s", disk.directory, size_of(disk.free))
+            log.warning("%s has enough free space again: %s", disk.directory, size_of(disk.free))
         if disk.is_given_up and not was_given_up:
-            log.error("%s: the reserve was given up, so that items can be settled, cleared and deleted", disk.directory)
+            log.error("%s: the reserve was released, so that items can be settled, cleared and deleted", disk.directory)
 
     def problems(self) -> list[str]:
         """Low disks, in words."""

@@ -84,7 +84,7 @@ def _keep(executor: PartitionExecutor, snapshot: Snapshot, others: WeakSet[Snaps
 
 
 def _gone(partition: int) -> SluicewayError:
-    why = "it was not read for too long, or the partition was opened anew or went to another instance"
+    why = "it was not read for too long, or the partition was reopened or moved to another instance"
     return SluicewayError("snapshot_gone", f"the snapshot of partition {partition} is gone: {why}; start again without a cursor", "cursor")
 
 

@@ -11,7 +11,7 @@ __all__ = ["MAX_COMMIT_BYTES", "MAX_COMMIT_KEYS", "ConflictError", "Entry", "Met
 
 
 class ConflictError(Exception):
-    """A check of the commit failed: nothing was written. Read again and decide anew."""
+    """A check of the commit failed: nothing was written. Read and decide again."""
 
 
 class MetaUnknownError(Exception):

@@ -18,7 +18,7 @@ class AuditCalls:
         self._trail = trail
 
     def endpoints(self) -> list[Endpoint]:
-        return [Endpoint("/v1/audit.list", "admin", self._list, AuditListCall, AuditPage, "List who changed what, newest first")]
+        return [Endpoint("/v1/audit.list", "admin", self._list, AuditListCall, AuditPage, "List the audit trail, newest first")]
 
     async def _list(self, request: Request) -> Body:
         call = decode_audit_list(request.body).checked()

@@ -31,7 +31,7 @@ class ConfigCalls:
                 self._reload,
                 NoFields,
                 Reloaded,
-                "Read the configuration again and apply it, whole or not at all",
+                "Reload the configuration: all changes are applied, or none",
                 ("restart_required",),
             ),
             Endpoint(
@@ -40,7 +40,7 @@ class ConfigCalls:
                 self._show,
                 NoFields,
                 json_config.ConfigAnswer,
-                "Show the configuration in force, where each value comes from, and why the last reload failed",
+                "Show the effective configuration, the origin of each value, and the last failed reload",
             ),
             Endpoint("/v1/backends.list", "admin", self._backends, NoFields, BackendPage, "List the storage backends"),
         ]

@@ -25,7 +25,7 @@ class ConsumerCalls:
                 self._list,
                 json_consumers.ConsumersListCall,
                 ConsumerPage,
-                "List the consumers of a queue, or of all queues that have some, page by page",
+                "List the consumers of one queue, or of all queues with consumers, page by page",
                 ("queue_not_found",),
             ),
             Endpoint(
@@ -34,7 +34,7 @@ class ConsumerCalls:
                 self._report,
                 json_consumers.ConsumersReportCall,
                 shapes.Done,
-                "Tell how a query that consumes is getting on, for others to see",
+                "Report the progress of a consuming query",
                 ("queue_not_found",),
             ),
         ]

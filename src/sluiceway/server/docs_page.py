@@ -79,8 +79,8 @@ class _ApiPage:
     def _operation(self, method: str, path: str, operation: Json) -> str:
         anchor = escape(operation["operationId"])
         action = operation.get("x-required-action")
-        anybody = "for everybody" if operation.get("security") == [] else "needs any key"
-        need = f'<p class="need">{f"needs <code>{escape(action)}</code>" if action else anybody}</p>'
+        any_key = "needs no key" if operation.get("security") == [] else "needs any key"
+        need = f'<p class="need">{f"needs <code>{escape(action)}</code>" if action else any_key}</p>'
         parts = [
             f'<section id="{anchor}"><h3><a href="#{anchor}"><code>{method} {escape(path)}</code></a></h3>',
             f"<p>{_inline(operation['summary'])}.</p>{need}{_prose(operation.get('description', ''))}",

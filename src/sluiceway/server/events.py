@@ -132,7 +132,7 @@ class EventStreams:
         self._stopped = False
 
     def pages(self) -> list[Page]:
-        summary = "What happens, as server-sent events; resumes after the Last-Event-ID"
+        summary = "Server-sent events; a reader resumes after its Last-Event-ID"
         return [
             Page(
                 "/v1/events",

@@ -167,7 +167,7 @@ class _Refusals:
         now = system.now()
         if now >= self._next_at:
             log.warning(
-                "refused without a good %s: %d requests; the last one from %s, key id %s, request_id %s",
+                "refused without a valid %s: %d requests; the last one from %s, key id %s, request_id %s",
                 self._needed,
                 self._count,
                 request.peer,

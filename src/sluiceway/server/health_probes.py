@@ -41,12 +41,12 @@ class Health:
 
     def pages(self) -> list[Page]:
         return [
-            Page("/livez", None, self._livez, "Whether the process answers", answer=shapes.Alive),
+            Page("/livez", None, self._livez, "Liveness: whether the process is running", answer=shapes.Alive),
             Page(
                 "/readyz",
                 None,
                 self._readyz,
-                "Whether every partition serves, and if not, why",
+                "Readiness: whether every partition is served, and if not, why",
                 answer=shapes.Ready,
                 query=ReadyQuery,
                 statuses=(200, 503),
@@ -56,7 +56,7 @@ class Health:
                 "/health",
                 None,
                 self._health,
-                "As /readyz, in the form of Querator's /health",
+                "Readiness in the format of Querator's /health",
                 content_types=(HEALTH_JSON.decode(),),
                 answer=shapes.Health,
                 statuses=(200, 503),

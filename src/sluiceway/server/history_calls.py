@@ -24,7 +24,7 @@ class HistoryCalls:
                 self._read,
                 json_history.HistoryCall,
                 QueueHistory,
-                "Show how a queue was in each of the last minutes, up to a day",
+                "Show a queue's history: counts for each of the last minutes, up to a day",
                 ("queue_not_found",),
             )
         ]

@@ -36,7 +36,7 @@ class InspectionCalls:
                 self._browse,
                 browse_call.BrowseCall,
                 item_answers.Browsed,
-                "Read a partition as it is at one moment, page by page",
+                "Browse a snapshot of a partition, page by page",
                 (*errors, "snapshot_gone", "too_many_items"),
                 gives_arrow=True,
                 redirects=True,
@@ -65,7 +65,7 @@ class InspectionCalls:
                 self._import,
                 json_inspection.ImportCall,
                 item_answers.Produced,
-                "Store items in a partition of one's choice, as new ones",
+                "Store items as new ones in a given partition",
                 ("queue_not_found", "too_many_items", "queue_paused", "storage_full"),
             ),
             Endpoint(
@@ -74,7 +74,7 @@ class InspectionCalls:
                 self._delete,
                 json_inspection.DeleteItemsCall,
                 item_answers.Deleted,
-                "Drop items that wait, by id, for good",
+                "Permanently drop waiting items by id",
                 (*errors, "too_many_items"),
             ),
             Endpoint(
@@ -83,7 +83,7 @@ class InspectionCalls:
                 self._reload,
                 json_inspection.ReloadCall,
                 shapes.Done,
-                "Open every partition anew from its storage",
+                "Reopen every partition from its storage",
                 errors,
             ),
         ]

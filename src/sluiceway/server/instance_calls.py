@@ -45,7 +45,7 @@ class InstanceCalls:
                 self._list,
                 NoFields,
                 InstanceList,
-                "List the instances of the cluster, and how each is",
+                "List the instances of the cluster and their states",
             ),
             Endpoint(
                 "/v1/instances.update",
@@ -53,7 +53,7 @@ class InstanceCalls:
                 self._update,
                 json_instances.InstancesUpdateCall,
                 InstanceList,
-                "Change the times by which the instances go, and how they divide the partitions; a round follows",
+                "Change the cluster's timing parameters or strategy; a new round follows",
             ),
             Endpoint(
                 "/v1/rounds.list",
@@ -61,7 +61,7 @@ class InstanceCalls:
                 self._rounds,
                 json_instances.RoundsListCall,
                 RoundList,
-                "List the last rounds in which the instances divided the partitions, newest first",
+                "List the last assignment rounds, newest first",
             ),
         ]
 

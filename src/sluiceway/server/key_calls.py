@@ -29,7 +29,7 @@ class KeyCalls:
                 self._create,
                 json_keys.CreateKeyCall,
                 CreatedKey,
-                "Create an API key; its text is in this answer and never again",
+                "Create an API key; only this answer has the key itself",
             ),
             Endpoint("/v1/keys.list", "admin", self._list, json_keys.ListKeysCall, KeyPage, "List the API keys, page by page"),
             Endpoint(
@@ -41,7 +41,7 @@ class KeyCalls:
                 "Revoke an API key; every server of the same meta store refuses it within a second",
                 ("key_not_found",),
             ),
-            Endpoint("/v1/keys.self", None, self._self, NoFields, OwnKey, "Tell the caller who they are and what they may do"),
+            Endpoint("/v1/keys.self", None, self._self, NoFields, OwnKey, "Show the caller's API key and its scopes"),
         ]
 
     async def _create(self, request: Request) -> Body:

@@ -30,22 +30,26 @@ class ClusterMetrics(Collector):
         instances = self._service.instances
         seen = instances.cluster()
         owned = sum(each.partitions for each in seen.instances if each.here)
-        yield _gauge("partitions", "Partitions that are given to this instance.", owned)
-        yield _gauge("ownership_holds", "1: what is given to this instance is its own; 0: it serves by others alone.", instances.holds)
-        lapses = CounterMetricFamily("sluiceway_cluster_ownership_lapses", "Times that the meta store did not confirm it soon enough.")
+        yield _gauge("partitions", "Partitions assigned to this instance.", owned)
+        yield _gauge("ownership_holds", "1: this instance owns its assigned partitions; 0: it only forwards requests.", instances.holds)
+        lapses = CounterMetricFamily(
+            "sluiceway_cluster_ownership_lapses", "Losses of ownership because the meta store did not confirm it in time."
+        )
         lapses.add_metric([], instances.lapses)
         yield lapses
-        yield _gauge("round", "The number of the last round in which the partitions were divided.", seen.round.number if seen.round else 0)
-        members = GaugeMetricFamily("sluiceway_cluster_instances", "Instances, as this one sees them.", labels=["state"])
+        yield _gauge("round", "Number of the last assignment round.", seen.round.number if seen.round else 0)
+        members = GaugeMetricFamily("sluiceway_cluster_instances", "Instances by state, as seen by this instance.", labels=["state"])
         for state in get_args(InstanceState):
             members.add_metric([state], sum(each.state == state for each in seen.instances))
         yield members
 
     def _calls(self) -> Iterator[Metric]:
         counted = self._service.peer_calls
-        calls = CounterMetricFamily("sluiceway_peer_requests", "What was asked of other instances.", labels=["request", "outcome"])
-        seconds = CounterMetricFamily("sluiceway_peer_request_seconds", "What that took together. Polls wait.", labels=["request"])
-        leases = CounterMetricFamily("sluiceway_peer_leases_fetched", "Leases that others gave, for consumers here.")
+        calls = CounterMetricFamily("sluiceway_peer_requests", "Requests to other instances.", labels=["request", "outcome"])
+        seconds = CounterMetricFamily(
+            "sluiceway_peer_request_seconds", "Total duration of requests to other instances. Polls wait.", labels=["request"]
+        )
+        leases = CounterMetricFamily("sluiceway_peer_leases_fetched", "Leases fetched from other instances for this instance's consumers.")
         if counted is not None:
             for (request, outcome), count in sorted(counted.calls.items()):
                 calls.add_metric([request, outcome], count)

@@ -20,7 +20,7 @@ OTHER: Final = "(other)"
 
 COUNTERS: Final = {
     **queue_stats.COUNTERS,
-    "failures": "Times that a partition could not be opened, or a commit ended refused or unknown.",
+    "failures": "Failed openings of partitions, and commits refused or with an unknown outcome.",
 }
 """Counters of `PartitionStats`: of items since the queue was created, of failures since the process started."""
 

@@ -44,15 +44,15 @@ class RequestCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
-            "sluiceway_http_requests", "Requests answered; status 0: the client had gone.", labels=["endpoint", "status"]
+            "sluiceway_http_requests", "Answered requests; status 0: the client had disconnected.", labels=["endpoint", "status"]
         )
         durations = HistogramMetricFamily(
             "sluiceway_http_request_duration_seconds",
-            "From the headers of a request to the end of its answer. A lease may wait for items on purpose.",
+            "Time from a request's headers to the end of its answer. Includes the time that a lease waits for items.",
             labels=["endpoint"],
         )
         received = CounterMetricFamily("sluiceway_http_request_bytes", "Bytes of request bodies.", labels=["endpoint"])
-        sent = CounterMetricFamily("sluiceway_http_response_bytes", "Bytes of answers, without their headers.", labels=["endpoint"])
+        sent = CounterMetricFamily("sluiceway_http_response_bytes", "Bytes of answers, without headers.", labels=["endpoint"])
         of_endpoint: dict[str, list[_Series]] = {}
         for (path, status), series in list(self._series.items()):
             of_endpoint.setdefault(path or "other", []).append(series)

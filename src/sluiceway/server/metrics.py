@@ -55,7 +55,7 @@ class Metrics:
         self._requests = RequestCounts()
         self._lag = Histogram(
             "sluiceway_event_loop_lag_seconds",
-            "How late the event loop was, looked at twice a second.",
+            "Lag of the event loop, measured twice per second.",
             buckets=_LAG_SECONDS,
             registry=None,
         )
@@ -85,7 +85,13 @@ class Metrics:
     def pages(self) -> list[Page]:
         return [
             Page("/metrics", "read", self._page, "Metrics of this instance, for Prometheus", content_types=("text/plain",)),
-            Page("/metrics/targets", "read", self._targets, "Where each instance has metrics, for Prometheus", answer=list[ScrapeTarget]),
+            Page(
+                "/metrics/targets",
+                "read",
+                self._targets,
+                "Metrics addresses of all instances, for Prometheus service discovery",
+                answer=list[ScrapeTarget],
+            ),
         ]
 
     async def _page(self, request: Request) -> Reply:
@@ -156,8 +162,12 @@ class _Quiet(Collector):
 
 class _Build(Collector):
     def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily("sluiceway_build", "What is running.", {"version": __version__, "python": platform.python_version()})
-        yield GaugeMetricFamily("sluiceway_clock_ahead_seconds", "The machine's clock minus the server's time.", value=clock_ahead() / 1000)
+        yield InfoMetricFamily(
+            "sluiceway_build", "Version of the server and of Python.", {"version": __version__, "python": platform.python_version()}
+        )
+        yield GaugeMetricFamily(
+            "sluiceway_clock_ahead_seconds", "Difference between the machine's clock and the server's time.", value=clock_ahead() / 1000
+        )
 
 
 class _Queues(Collector):
@@ -171,24 +181,24 @@ class _Queues(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._gauges("items", "Items in the queue.", "state", [each.items for each in self.divided])
-        yield self._gauges("waiting_requests", "Requests that wait in the queue.", "call", [each.waiting for each in self.divided])
+        yield self._gauges("waiting_requests", "Requests waiting in the queue.", "call", [each.waiting for each in self.divided])
         yield self._gauges("partitions", "Partitions of the queue.", "state", [each.partitions for each in self.divided])
         yield self._gauge("leases", "Live leases.", [each.leases for each in self.divided])
-        yield self._gauge("degraded_partitions", "Partitions far slower than their peers.", [each.degraded for each in self.divided])
-        documentation = "Queues that are being rebalanced, as this instance knows."
-        yield GaugeMetricFamily("sluiceway_rebalances_open", documentation, value=self.rebalances)
-        yield self._gauge("draining_items", "Items left in partitions that are being drained.", [each.draining for each in self.divided])
-        asked = "Clients that asked this instance for items of the queue within the last minute."
-        yield self._gauge("consumers", asked, [each.consumers for each in self.divided])
-        yield self._gauges(
-            "queries", "Spark queries that told this instance of themselves.", "state", [each.queries for each in self.divided]
+        yield self._gauge(
+            "degraded_partitions", "Partitions whose commits are far slower than their peers'.", [each.degraded for each in self.divided]
         )
-        rate = "Items a second of those that run, while their last batch ran."
+        documentation = "Queues with an open rebalance, as known to this instance."
+        yield GaugeMetricFamily("sluiceway_rebalances_open", documentation, value=self.rebalances)
+        yield self._gauge("draining_items", "Items left in draining partitions.", [each.draining for each in self.divided])
+        asked = "Clients that requested items of the queue from this instance within the last minute."
+        yield self._gauge("consumers", asked, [each.consumers for each in self.divided])
+        yield self._gauges("queries", "Spark queries that report to this instance.", "state", [each.queries for each in self.divided])
+        rate = "Items per second of the running queries' last batches."
         yield self._gauge("query_items_per_second", rate, [each.query_rate for each in self.divided])
         longest = [each.query_duration / 1000 for each in self.divided]
-        yield self._gauge("query_batch_duration_seconds", "The longest last batch of those that run.", longest)
+        yield self._gauge("query_batch_duration_seconds", "Duration of the longest last batch of the running queries.", longest)
         slowest = [each.commit_time / 1000 for each in self.divided]
-        yield self._gauge("commit_duration_seconds", "Moving average of a commit, of the slowest partition.", slowest)
+        yield self._gauge("commit_duration_seconds", "Moving average of the commit duration of the slowest partition.", slowest)
         for at, (name, documentation) in enumerate(COUNTERS.items()):
             metric = "partition_failures" if name == "failures" else f"items_{name}"
             counter = CounterMetricFamily(f"sluiceway_queue_{metric}", documentation, labels=["queue"])
@@ -196,12 +206,14 @@ class _Queues(Collector):
                 if each.counters is not None:
                     counter.add_metric([each.queue_name], each.counters[at])
             yield counter
-        up = GaugeMetricFamily("sluiceway_backend_up", "1: its partitions are served; 0: it does not answer.", labels=["backend"])
+        up = GaugeMetricFamily(
+            "sluiceway_backend_up", "1: the backend's partitions are served; 0: the backend does not answer.", labels=["backend"]
+        )
         for name, answers in self.backends.items():
             up.add_metric([name], answers)
         yield up
-        free = GaugeMetricFamily("sluiceway_disk_free_bytes", "Room that is left on the disk.", labels=["disk"])
-        low = GaugeMetricFamily("sluiceway_disk_low", "1: only the reserve is left, and produces are refused.", labels=["disk"])
+        free = GaugeMetricFamily("sluiceway_disk_free_bytes", "Free space on the disk.", labels=["disk"])
+        low = GaugeMetricFamily("sluiceway_disk_low", "1: only the reserve is free, and produces are refused.", labels=["disk"])
         for name, (left, is_low) in self.disks.items():
             free.add_metric([name], left)
             low.add_metric([name], is_low)

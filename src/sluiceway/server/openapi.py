@@ -38,26 +38,28 @@ _TABLES: Final = (GroupTimes, HistorySeries, BackendInfo)
 """Parts of answers that are a `dict` for a client, with the keys that its server sent."""
 _REF: Final = "#/components/schemas/{name}"
 _ABOUT: Final = """\
-A partitioned, lease-based work queue that feeds Spark. Every call is a `POST` with a JSON object; where Arrow is named, an Arrow IPC stream
+A partitioned, lease-based work queue that feeds Spark. Every call is a `POST` with a JSON object. Calls that list Arrow also take an Arrow
 does as well.
 
 A field that ends in `_at` or `_deadline` is a time (RFC 3339, UTC), one in `_timeout` or `_after` a duration (`500ms`, `30s`, `1h30m`).
 An unknown field is an error.
 
-A call ends *done* (2xx), *refused* (nothing happened: 4xx but `stale_ids`, or 503 with `retryable: true`) or *unknown* (504
+A call ends *done* (2xx), *refused* (nothing happened: 4xx except `stale_ids`, or 503 with `retryable: true`) or *unknown* (504
 `outcome_unknown`: it may have happened; repeat a produce with the same idempotency key). Any path may also answer `not_found` or
 `method_not_allowed`."""
 _KEY: Final = (
-    "An API key, as `Authorization: Bearer slw_…`. It has scopes: an action on the queues that match a pattern, such as "
-    "`produce:orders-*`, or `admin`. `x-required-action` says which action a call needs. A server that listens on loopback only does not "
-    "ask for keys unless it is told to."
+    "An API key, sent as `Authorization: Bearer slw_…`. Its scopes are actions on the queues that match a pattern, such as "
+    "`produce:orders-*`, or `admin`. `x-required-action` is the action that a call needs. A server that listens only on loopback does not "
+    "require keys by default."
 )
 _PROTOBUF: Final = (
-    "Also takes and answers `application/protobuf`, with other statuses, as Querator's clients expect it: docs/compatibility.md."
+    "Also accepts `application/protobuf` from Querator's clients and answers with the statuses that they expect: docs/compatibility.md."
 )
-_ELSEWHERE: Final = "Only if `X-Sluiceway-Redirect` asked for it: another instance can do all of it. Nothing was done here."
-_REDIRECT: Final = "`1`: rather than pass the call on to one other instance, answer with a 307 and where that is."
-_REQUEST_ID: Final = "1 to 64 of `A-Z a-z 0-9 . _ : -`; it is in the answer and in the server's log. Without it, the server makes one."
+_ELSEWHERE: Final = "Only with `X-Sluiceway-Redirect`: another instance can do the whole call. Nothing was done."
+_REDIRECT: Final = "`1`: answer with a 307 and the address of the other instance, instead of forwarding the call to it."
+_REQUEST_ID: Final = (
+    "1 to 64 of `A-Z a-z 0-9 . _ : -`, returned in the answer and written to the server's log. By default the server generates one."
+)
 
 
 def describe(endpoints: Sequence[Endpoint], pages: Sequence[Page]) -> Json:
@@ -133,11 +135,11 @@ class _Description:
                         "schema": {"type": "string"},
                     },
                     "X-Sluiceway-Served-By": {
-                        "description": "The URL of the other instance that did the work; absent if it was this one, or several.",
+                        "description": "The URL of the other instance that did the work; absent if this instance or several did it.",
                         "schema": {"type": "string"},
                     },
                     "Retry-After": {
-                        "description": "Seconds after which the same request is taken; with `rate_limited`.",
+                        "description": "Seconds to wait before a repeat; with `rate_limited`.",
                         "schema": {"type": "integer", "minimum": 0},
                     },
                 },
@@ -290,8 +292,8 @@ class Documentation:
         html = ("text/html",)
         return [
             Page("/openapi.json", None, self._openapi, "This API as an OpenAPI document"),
-            Page("/docs", None, self._docs, "This API as a page to read", content_types=html),
-            Page("/docs/errors", None, self._errors, "Every error code, with what to do", content_types=html),
+            Page("/docs", None, self._docs, "This API as a web page", content_types=html),
+            Page("/docs/errors", None, self._errors, "All error codes with advice", content_types=html),
         ]
 
     @cached_property

@@ -30,7 +30,7 @@ class QueueCalls:
                 self._update,
                 json_queues.UpdateCall,
                 QueueInfo,
-                "Change settings of a queue, at once",
+                "Change settings of a queue; they take effect at once",
                 ("queue_not_found", "version_conflict"),
             ),
             Endpoint("/v1/queues.list", "read", self._list, json_queues.ListCall, QueuePage, "List the queues by name, page by page"),
@@ -59,7 +59,7 @@ class QueueCalls:
                 self._pause,
                 json_queues.PauseCall,
                 QueueInfo,
-                "Stop producing to a queue, leasing from it, or both",
+                "Pause produce, lease or both on a queue",
                 ("queue_not_found", "version_conflict"),
             ),
             Endpoint(
@@ -68,7 +68,7 @@ class QueueCalls:
                 self._resume,
                 json_queues.PauseCall,
                 QueueInfo,
-                "Let a paused queue go on",
+                "Resume a paused queue",
                 ("queue_not_found", "version_conflict"),
             ),
             Endpoint(
@@ -77,7 +77,7 @@ class QueueCalls:
                 self._clear,
                 json_queues.ClearCall,
                 Cleared,
-                "Drop what waits, for good",
+                "Permanently drop waiting items",
                 ("queue_not_found", "partition_damaged"),
             ),
             Endpoint(
@@ -86,7 +86,7 @@ class QueueCalls:
                 self._redrive,
                 json_queues.RedriveCall,
                 Redriven,
-                "Send dead items back to where they came from, or elsewhere",
+                "Send dead items back to their source queues, or to another queue",
                 ("queue_not_found", "partition_damaged"),
             ),
         ]

@@ -38,7 +38,7 @@ class RebalanceCalls:
                 self._plan,
                 json_rebalances.PlanCall,
                 RebalancePlan,
-                "Show what a rebalance of a queue would do now, and do nothing",
+                "Plan a rebalance without starting it",
                 ("queue_not_found", "rebalance_open"),
             ),
             Endpoint(
@@ -65,7 +65,7 @@ class RebalanceCalls:
                 self._get,
                 json_rebalances.RebalanceIdCall,
                 rebalances.Rebalance,
-                "Show a rebalance, and how far it is",
+                "Show a rebalance and its progress",
                 ("rebalance_not_found",),
             ),
             Endpoint(
@@ -83,7 +83,7 @@ class RebalanceCalls:
                 self._cancel,
                 json_rebalances.RebalanceIdCall,
                 rebalances.Rebalance,
-                "Have a rebalance go back to how it was",
+                "Cancel a rebalance; the queue returns to its former partitions",
                 ("rebalance_not_found", "not_cancellable", "version_conflict"),
             ),
             Endpoint(
@@ -92,7 +92,7 @@ class RebalanceCalls:
                 self._pause,
                 json_rebalances.PartitionCall,
                 QueueInfo,
-                "Let a partition take and give out nothing",
+                "Pause a partition",
                 ("queue_not_found", "rebalance_open", "version_conflict"),
             ),
             Endpoint(
@@ -101,7 +101,7 @@ class RebalanceCalls:
                 self._resume,
                 json_rebalances.PartitionCall,
                 QueueInfo,
-                "Let a paused partition go on",
+                "Resume a paused partition",
                 ("queue_not_found", "rebalance_open", "version_conflict"),
             ),
         ]

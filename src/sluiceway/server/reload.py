@@ -103,7 +103,7 @@ class Reloader:
                 self._tls_content = content
             except SluicewayError as error:
                 # The files changed again after the test, when the rest was in force. The next look at them finds and reports that.
-                log.warning("the certificate in use stays: %s", error.detail)
+                log.warning("keeping the current certificate: %s", error.detail)
         return changed
 
     async def reload_or_log(self, by: Actor) -> None:

@@ -166,7 +166,7 @@ class Server(uvicorn.Server):
         except TimeoutError:
             log.warning("the other instances did not take over in time")
         except Exception:
-            log.exception("handing over failed")
+            log.exception("handover to the other instances failed")
 
     def _connection(self) -> Connection:
         return Connection(self.config, self.server_state, self.lifespan.state)
@@ -213,7 +213,7 @@ def _check_files() -> None:
         raise SluicewayError("unavailable", f"the limit of open files is {files}, and a server needs at least {MIN_FILES}; {raise_it}")
     if most_open(shared=False) < MAX_OPEN:
         log.warning(
-            "a process started here may open %d files: %d partitions of a SQLite backend stay open at a time, and %d connections; %s",
+            "the limit of open files is %d, which allows %d open partitions of a SQLite backend and %d connections; %s",
             files,
             most_open(shared=False),
             most_connections(),
@@ -384,11 +384,11 @@ def _door(settings: ServerSettings, socks: Sequence[socket.socket], insecure: bo
     keys = asks_for_keys(settings, addresses, insecure)
     public = not all(map(is_loopback, addresses))
     if public and not keys:
-        log.warning("anybody who can reach this server may do everything: it asks for no API key (--insecure)")
+        log.warning("authentication is off (--insecure): every client that can reach this server has all rights")
     elif not keys and settings.admin_key:
-        log.warning("server.admin_key is for nothing: no API key is asked for (server.auth)")
+        log.warning("server.admin_key has no effect: authentication is off (server.auth)")
     elif public and tls is None:
-        log.warning("API keys and items cross the network in the clear: set server.tls_certificate and server.tls_key")
+        log.warning("API keys and items are sent unencrypted: set server.tls_certificate and server.tls_key")
     names = frozenset(parse_address(text, "server.listen").host for text in (settings.listen, settings.admin_listen) if text)
     return Door(keys, None if public else names, addresses[1].port if len(addresses) > 1 else None, tls)
 

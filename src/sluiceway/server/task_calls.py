@@ -53,7 +53,7 @@ class TaskCalls:
                 self._list,
                 NoFields,
                 TaskList,
-                "List the captures, with who leads, and how far they are",
+                "List the captures with their leaders and progress",
             ),
             Endpoint(
                 "/v1/tasks.get",
@@ -61,7 +61,7 @@ class TaskCalls:
                 self._get,
                 json_tasks.TasksGetCall,
                 TaskGroup,
-                "Show a capture: its members and its partitions, who reads them, how far, and what waits for what",
+                "Show a capture: its members, and the readers, positions and dependencies of its partitions",
                 ("capture_not_found",),
             ),
         ]

@@ -109,7 +109,7 @@ class Assembly:
         if self._key_guard is not None and not self._has_admin_key and not await self._keys.list():
             where = " and the --config or --cluster-meta of this server" if self._shares_keys else ""
             log.warning(
-                "nobody can call this server yet: there is no API key. Make one: sluiceway key create NAME --scope admin --data DIR%s",
+                "no client can call this server yet: there is no API key. Create one: sluiceway key create NAME --scope admin --data DIR%s",
                 where,
             )
 

@@ -142,7 +142,7 @@ class Supervisor:
             sock.close()
         _, late = await asyncio.wait(keepers, timeout=self._patience)
         for number, child in self._children.items():
-            log.warning("worker %d (process %d) did not end in time, and is killed", number, child.pid)
+            log.warning("worker %d (process %d) did not stop in time and was killed", number, child.pid)
             _send(child, signal.SIGKILL)
         if late:
             await asyncio.wait(late)
@@ -155,7 +155,7 @@ class Supervisor:
             said = await _hear(child)
             began = system.steady()
             if said.url:
-                log.info("worker %d (process %d) serves; the others reach it at %s", number, child.pid, said.url)
+                log.info("worker %d (process %d) is ready; other workers reach it at %s", number, child.pid, said.url)
                 self._note_ready(number, child, ready)
                 await _watch(number, child)
             end = _how_it_ended(await child.wait())
@@ -167,7 +167,7 @@ class Supervisor:
                 raise said.error() if said.detail else SluicewayError("unavailable", f"worker {number} {end} before all workers served")
             delay = next_delay(delay, system.steady() - began)
             why = f": {said.detail}" if said.detail else ""
-            log.error("worker %d (process %d) %s%s; it is started again in %s", number, child.pid, end, why, format_duration(delay))
+            log.error("worker %d (process %d) %s%s; restarting it in %s", number, child.pid, end, why, format_duration(delay))
             self._outdated.add(number)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay / 1_000):
@@ -215,7 +215,7 @@ async def _watch(number: int, child: Process) -> None:
             missed += 1
         else:
             missed = 0
-    log.error("worker %d (process %d) has stood still for %s, and is killed", number, child.pid, format_duration(MAX_MISSED * BEAT))
+    log.error("worker %d (process %d) did not respond for %s and was killed", number, child.pid, format_duration(MAX_MISSED * BEAT))
     _send(child, signal.SIGKILL)
 
 

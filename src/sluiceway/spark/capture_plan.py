@@ -97,8 +97,8 @@ def judge(kept: Kept, done: Done) -> Verdict:
         return "settled"
     raise invalid(
         "meta",
-        f"the position store is at batch {kept.batch} of partition {done.token}, and the checkpoint has done batch {done.batch} up to "
-        f"{done.upto}: this is another capture's checkpoint, or the position store was set back",
+        f"the position store is at batch {kept.batch} of partition {done.token}, but the checkpoint has completed batch {done.batch} up to "
+        f"{done.upto}: the checkpoint belongs to another capture, or the position store was restored from a backup",
     )
 
 

@@ -100,7 +100,7 @@ class Planning:
             try:
                 self._stored = {token: stored.kept for token, stored in (await self._positions.read()).items()}
             except PositionUnknownError as error:
-                log.warning("the position store does not say what is recorded: %s", error)
+                log.warning("the position store could not be read: %s", error)
         for each in others:
             if recorded(each, runner.state, self._stored.get(each.token)):
                 del left[each.token]
@@ -111,7 +111,7 @@ class Planning:
         self._alarms = {alarm: self._alarms.get(alarm, now) for alarm in runner.alarms.items()}
         for (token, why), since in self._alarms.items():
             if now - since >= _ALARM:
-                raise SluicewayError("unavailable", f"{f'partition {token}' if token else 'the capture'} does not go on: {why}")
+                raise SluicewayError("unavailable", f"{f'partition {token}' if token else 'the capture'} makes no progress: {why}")
 
     def _is_over(self, runner: TaskRunner, offering: Offering) -> bool:
         state, now = runner.state, system.steady()

@@ -110,13 +110,15 @@ def check_session(conf: Callable[[str], str | None], tasks: int) -> None:
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*(\d+))?\])?", master)
     if local is not None:
         if int(local[2] or 1) < MIN_FAILURES:
-            raise invalid("spark.master", f"{master} ends the job when a task dies; say local[{tasks + 1},{_FAILURES}]")
+            raise invalid("spark.master", f"{master} ends the job when a task fails; use local[{tasks + 1},{_FAILURES}]")
         slots = os.cpu_count() or 1 if local[1] == "*" else int(local[1] or 1)
         _check_slots(slots, tasks, "spark.master")
     else:
         failures = conf("spark.task.maxFailures") or "4"
         if not failures.isdigit() or int(failures) < MIN_FAILURES:
-            raise invalid("spark.task.maxFailures", f"{failures} lets the job end when a task has died so often; at least {MIN_FAILURES}")
+            raise invalid(
+                "spark.task.maxFailures", f"{failures} ends the job after this many failures of a task; use at least {MIN_FAILURES}"
+            )
         _check_slots(_slots(conf), tasks, "spark.executor.instances")
     for name, default in (
         ("spark.speculation", "false"),
@@ -137,7 +139,7 @@ def _slots(conf: Callable[[str], str | None]) -> int | None:
 
 def _check_slots(slots: int | None, tasks: int, name: str) -> None:
     if slots is not None and slots < tasks:
-        raise invalid(name, f"{tasks} tasks need {tasks} slots, and there are {slots}; the others would wait for ever")
+        raise invalid(name, f"{tasks} tasks need {tasks} slots, and there are {slots}; the other tasks would never start")
 
 
 # ---- leash -------------------------------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ class Leash:
                 if self._closed:
                     return
                 # For instance too many open files: keep accepting, as no other thread does. This thread has no other work, so it may sleep.
-                log.warning("a task could not be let in: %s", error)
+                log.warning("a task could not join: %s", error)
                 time.sleep(_AGAIN)
                 continue
             threading.Thread(target=self._hold, args=(connection,), name="sluiceway-leash-task", daemon=True).start()
@@ -270,7 +272,7 @@ class _Member:
             # No leash could ever end this task.
             await asyncio.sleep(_AGAIN)
             where = f"{self._address[0]}:{self._address[1]}"
-            raise SluicewayError("unavailable", f"task {number} does not reach the driver at {where}: {error}") from None
+            raise SluicewayError("unavailable", f"task {number} cannot reach the driver at {where}: {error}") from None
         leash = asyncio.ensure_future(_let_go(reader))
         # The driver's machine may vanish silently, and the driver itself sends nothing.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -317,7 +319,7 @@ class Resident:
 
     def __init__(self, session: SparkSession, config: CaptureConfig, tasks: int) -> None:
         if tasks < 1:
-            raise invalid("tasks", "at least one")
+            raise invalid("tasks", "expected at least 1")
         if not config.queue:
             raise invalid("queue", "required: the queue to which the records go, and its server's url")
         self._context = session.sparkContext
@@ -353,7 +355,7 @@ class Resident:
         if self._leash.failed is not None:
             raise self._leash.failed
         if self._error is not None and not self._stopping:
-            raise SluicewayError("internal", f"Spark has ended the job: {_first_line(self._error)}") from self._error
+            raise SluicewayError("internal", f"Spark ended the job: {_first_line(self._error)}") from self._error
         return True
 
     def stop(self) -> None:
@@ -362,7 +364,7 @@ class Resident:
         self._leash.drop()
         if not self._leave():
             if present := self.present:
-                log.warning("%d tasks have not left and are cancelled", len(present))
+                log.warning("%d tasks did not stop in time and are cancelled", len(present))
             self._context.cancelJobGroup(self._group)
             self._over.wait(_CANCEL)
         self._leash.close()

@@ -68,9 +68,7 @@ class CaptureSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> NoReturn:
-        raise invalid(
-            "format", "a change stream is read as a stream: spark.readStream, with trigger(availableNow=True) to stop when it is read"
-        )
+        raise invalid("format", "a change stream needs spark.readStream; use trigger(availableNow=True) to stop at its end")
 
     def streamReader(self, schema: StructType) -> CaptureStreamReader:
         if schema.simpleString() != SCHEMA.simpleString():
@@ -167,7 +165,7 @@ async def read_slice(options: CaptureOptions, part: Slice) -> pa.RecordBatch:
 def _checked(batch: Batch, part: Slice) -> pa.RecordBatch:
     rows = batch.records.num_rows
     if batch.upto != part.upto or rows != part.rows:
-        raise UnknownPositionError(f"there are {rows} records up to {batch.upto!r}, and {part.rows} up to {part.upto!r} were planned")
+        raise UnknownPositionError(f"expected {part.rows} records up to {part.upto!r} as planned, got {rows} up to {batch.upto!r}")
     return batch.records
 
 

@@ -95,7 +95,7 @@ class JsonColumns:
         bad = members.is_null()
         if members.null_count:
             first = rows.column("id").filter(bad)[0]
-            log.warning("%d of %d payloads are no JSON that fits the schema; the first is that of %s", members.null_count, len(bad), first)
+            log.warning("%d of %d payloads do not match the schema as JSON; the first is that of %s", members.null_count, len(bad), first)
         if ITEM in self._schema.names:
             item = self._schema.field(ITEM).type
             columns[ITEM] = pa.StructArray.from_arrays([rows.column(field.name).cast(field.type) for field in item], fields=list(item))
@@ -234,4 +234,4 @@ def _check_kind(kind: DataType, name: str) -> None:
         _check_type(StructField("element", kind.elementType, kind.containsNull), f"{name}.element")
     elif not isinstance(kind, _PLAIN) and kind.simpleString() != "string":
         advice = "read the column payload as it is, and use from_json"
-        raise invalid("schema", f"{name} is of the type {kind.simpleString()}, which is not made of JSON here; {advice}")
+        raise invalid("schema", f"{name} is of the type {kind.simpleString()}, which cannot be decoded from JSON; {advice}")

@@ -75,5 +75,5 @@ class ConsumeReader(DataSourceReader):
             client.close()
         if gone:
             why = "is closed or expired, so what this DataFrame has taken cannot be read any more as it was"
-            raise SluicewayError("lease_not_found", f"lease {next(iter(gone))} {why}; load again, which takes what is ready now")
+            raise SluicewayError("lease_not_found", f"lease {next(iter(gone))} {why}; load again to lease the items that are ready now")
         yield from read_slices(slices, self._options, self._columns)

@@ -79,7 +79,7 @@ class SluicewaySource(DataSource):
         """Raises `invalid_request` if items were taken: only now does Spark reveal that the options are not for `spark.read`."""
         if consumes(self.options):
             give_back(consume_options(self.options), self._taken)
-            raise invalid("mode", "consume is a mode of spark.read only; spark.readStream takes what it reads anyway")
+            raise invalid("mode", "mode=consume is for spark.read only; spark.readStream always consumes")
 
 
 def _columns(schema: StructType, *, json: bool) -> JsonColumns | None:

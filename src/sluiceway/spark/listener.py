@@ -91,7 +91,7 @@ def _harmless() -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.warning("what Spark says of a query is not understood", exc_info=True)
+        log.warning("an event of Spark about a query could not be processed", exc_info=True)
 
 
 class QueryListener(StreamingQueryListener):
@@ -141,7 +141,7 @@ class QueryListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         for word in words_of(event.progress, self._server.url):
             log.info(
-                "query %s, batch %d: %d items of %s as %s in %d ms, %.0f a second",
+                "query %s, batch %d: %d items of %s as %s in %d ms, %.0f per second",
                 *(word.name or word.id, word.batch, word.items, word.queue, word.consumer, word.batch_duration, word.processed_per_s),
                 extra={"sluiceway": word.call()},
             )
@@ -220,7 +220,7 @@ class QueryListener(StreamingQueryListener):
         """Handle the result of a report; a failed one is repeated with the next beat. Failures are logged once, until a success."""
         if error is not None and self._was_told:
             unforeseen = None if isinstance(error, SluicewayError) else error
-            log.warning("%s is not told how queries get on, and goes without: %s", self._server.url, error, exc_info=unforeseen)
+            log.warning("%s: reporting of queries is off: %s", self._server.url, error, exc_info=unforeseen)
         self._was_told = error is None
         with self._lock:
             over = key in self._ended and (error is None or time.monotonic() >= self._ended[key])

@@ -147,7 +147,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         hold_for_is_default=get(options, "holdFor") is None,
     )
     if read.partitions is not None and len(queues) > 1:
-        raise invalid("partitions", "their numbers are those of one queue; read each queue by a query of its own")
+        raise invalid("partitions", "partition numbers are those of one queue; read each queue with its own query")
     for name, most in (("maxItemsPerTrigger", read.max_items_per_trigger), ("maxBytesPerTrigger", read.max_bytes_per_trigger)):
         if most is not None and most < len(queues):
             raise invalid(name, f"{most} cannot be divided among {len(queues)} queues")
@@ -158,7 +158,7 @@ def consumes(options: Mapping[str, str]) -> bool:
     """Whether `spark.read` is to lease what it reads. Raises `invalid_request` for an unknown mode."""
     mode = get(options, "mode")
     if mode is not None and mode not in ("consume", "produce", "settle"):
-        raise invalid("mode", f"{mode[:40]!r} is no mode; reading has consume, and writing produce (the default) and settle")
+        raise invalid("mode", f"{mode[:40]!r} is not a mode; use consume for reading, produce (the default) or settle for writing")
     return mode == "consume"
 
 
@@ -167,7 +167,7 @@ def consume_options(options: Mapping[str, str]) -> SourceOptions:
     _check_names(options, CONSUME, "consuming")
     server, queues = _server(options)
     if len(queues) > 1:
-        raise invalid("queue", "one queue is consumed by a read; only readStream takes several")
+        raise invalid("queue", "a read consumes one queue; only readStream takes several")
     return SourceOptions(
         server=server,
         consumer=check_text(required(options, "consumer", "the name that owns what is taken"), "consumer"),
@@ -189,7 +189,7 @@ def browse_options(options: Mapping[str, str]) -> BrowseOptions:
     if leases(options):
         given = next(name for name in _LEASING if get(options, name) is not None)
         others = "to take what is ready, use spark.readStream, or mode=consume"
-        raise invalid(given, f"spark.read looks and takes nothing, so it has no such option; {others}")
+        raise invalid(given, f"spark.read only browses the queue, so it has no such option; {others}")
     _check_names(options, BROWSE, "browsing")
     wanted = [text.strip() for text in (get(options, "state") or "ready").split(",")]
     states = tuple(state for state in _STATES if state in wanted)
@@ -197,7 +197,7 @@ def browse_options(options: Mapping[str, str]) -> BrowseOptions:
         raise invalid("state", "expected one or more of ready, leased and scheduled, each once, separated by commas")
     server, queues = _server(options)
     if len(queues) > 1:
-        raise invalid("queue", "one queue is looked at; only readStream takes several")
+        raise invalid("queue", "spark.read reads one queue; only readStream takes several")
     return BrowseOptions(server, states, _json(options))
 
 
@@ -269,7 +269,7 @@ def _partitions(options: Mapping[str, str]) -> tuple[int, ...] | Literal["draini
 def _json(options: Mapping[str, str]) -> bool:
     text = get(options, "payloadFormat") or "binary"
     if text.lower() not in ("binary", "json"):
-        raise invalid("payloadFormat", f"{text[:40]!r} is no format of payloads; it is binary (the default) or json")
+        raise invalid("payloadFormat", f"{text[:40]!r} is not a payload format; use binary (the default) or json")
     return text.lower() == "json"
 
 
@@ -303,9 +303,9 @@ def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str)
         if key.lower() in _KAFKAS or key.lower().startswith("kafka."):
             ours = _OF_KEYS if key.lower().startswith(_KAFKAS_KEYS) else _KAFKAS.get(key.lower())
             instead = f"see {ours}" if ours else "leave it out"
-            raise invalid(key, f"this is an option of Kafka's connector, and does nothing here; {instead} (docs/from-kafka.md)")
+            raise invalid(key, f"this is an option of Kafka's connector, and has no effect here; {instead} (docs/from-kafka.md)")
         if name is None:
             if error := unknown(key, _EVERY, 0.75):
                 raise error
         elif name not in known:
-            raise invalid(name, f"this is no option of {doing} a queue; those are {', '.join(known)}")
+            raise invalid(name, f"not an option for {doing} a queue; expected one of {', '.join(known)}")

@@ -192,7 +192,7 @@ def _key(where: str) -> str:
     note = f" on {socket.gethostname()}; the driver and every executor need it"
     key = (read_secret(where, "apiKey", os.environ, note=note) if where else os.environ.get("SLUICEWAY_API_KEY")) or ""
     if not all("!" <= char <= "~" for char in key):
-        raise invalid("apiKey", f"{where or 'SLUICEWAY_API_KEY'} has characters that no API key has; expected a text such as slw_ID_SECRET")
+        raise invalid("apiKey", f"{where or 'SLUICEWAY_API_KEY'} has invalid characters; expected a text such as slw_ID_SECRET")
     return key
 
 

@@ -99,7 +99,7 @@ def check_columns(schema: StructType) -> None:
     names = [name.lower() for name in schema.names]
     for name in schema.names:
         if name.lower() not in known:
-            raise invalid(name, f"there is no such column of an outcome; there are {', '.join(_USED)}")
+            raise invalid(name, f"unknown column of an outcome; expected one of {', '.join(_USED)}")
     if "outcome" not in names:
         raise invalid("outcome", f"this column is required; the columns are {', '.join(schema.names)}")
     if "id" not in names and not all(name in names for name in _POSITION):
@@ -145,7 +145,7 @@ class _Settle:
         finally:
             client.close()
         if ignored:
-            log.warning("%d items were no longer leased when their outcome was stated; they are served again", ignored)
+            log.warning("%d items were no longer leased when their outcomes were staged; they are served again", ignored)
         return Settled(staged, ignored, frozenset(lease_ids), tuple(ids))
 
     def close(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -168,7 +168,7 @@ class _Settle:
                 answer = client.call("/v1/queue.complete", {"queue_name": self._server.queue, "lease_ids": some})
                 if answer["ignored"]:
                     gone = ", ".join(entry["id"] for entry in answer["ignored"])
-                    log.warning("leases gone before they were closed, so their items may be served again: %s", gone)
+                    log.warning("leases ended before they were closed, so their items may be served again: %s", gone)
         finally:
             client.close()
 
@@ -234,7 +234,7 @@ def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:
         if len(others):
             raise invalid(
                 "queue",
-                f"a row of {str(others[0].as_py())[:128]!r} cannot be settled in {queue!r}; settle the rows of each queue by themselves",
+                f"a row of {str(others[0].as_py())[:128]!r} cannot be settled in {queue!r}; settle the rows of each queue separately",
             )
     names = [name for name in batch.schema.names if name in _USED and name != "queue"]
     batch = batch.select(names)
@@ -285,7 +285,7 @@ def _check_known(ignored: Sequence[dict[str, str]], queue: str) -> None:
     """Raises `invalid_request` for items of other queues: without an outcome they would be done."""
     for entry in ignored:
         if entry["reason"] == "unknown":
-            raise invalid("id", f"{entry['id']} is no item of the queue {queue!r}; settle the rows of each queue by themselves")
+            raise invalid("id", f"{entry['id']} is not an item of the queue {queue!r}; settle the rows of each queue separately")
 
 
 def _staged(incarnation: str, outcomes: pa.RecordBatch, ignored: Sequence[dict[str, str]]) -> pa.Array:

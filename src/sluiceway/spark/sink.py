@@ -74,7 +74,7 @@ def check_columns(schema: StructType) -> str:
             if not isinstance(field.dataType, BinaryType | StringType):
                 raise invalid(field.name, f"the column must be binary or string, not {field.dataType.simpleString()}")
         elif name not in _COLUMNS:
-            raise invalid(field.name, f"there is no such column of an item; beside payload or value there are {', '.join(_COLUMNS)}")
+            raise invalid(field.name, f"unknown column of an item; expected payload or value, and any of {', '.join(_COLUMNS)}")
         elif field.dataType.simpleString() != _COLUMNS[name].simpleString():
             expected = _COLUMNS[name].simpleString()
             raise invalid(field.name, f"the column must be {expected}, not {field.dataType.simpleString()}")
@@ -86,7 +86,7 @@ def check_once(schema: StructType) -> None:
     lower = [name.lower() for name in schema.names]
     for name in schema.names:
         if lower.count(name.lower()) > 1:
-            raise invalid(name, f"this column is there more than once; the columns are {', '.join(schema.names)}")
+            raise invalid(name, f"this column occurs more than once; the columns are {', '.join(schema.names)}")
 
 
 def in_lower_case(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -49,7 +49,7 @@ _GONE = {
     "expired": "ran out",
     "released": "was released",
     "not_yours": "is leased by another consumer",
-    "unknown": "is not known to the server: the queue was deleted and created anew, or restored from a backup",
+    "unknown": "is not known to the server: the queue was deleted and created again, or restored from a backup",
 }
 """Texts for the server's reasons why a lease is gone. With any other reason it was closed by another client."""
 
@@ -273,7 +273,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = {each["partition"]: each["next_offset"] for logical in answer["logical_queues"] for each in logical["partitions"]}
             away = sorted(number for number, tail in found.items() if tail is None)
             if away:
-                log.warning("partitions %s of %s are not open: what is in them is for the next run", ", ".join(map(str, away)), queue)
+                log.warning("partitions %s of %s are not open: their items are left for the next run", ", ".join(map(str, away)), queue)
             self._tails[queue] = {str(number): tail for number, tail in found.items() if tail is not None}
 
 
@@ -333,7 +333,7 @@ class LeaseKeeper:
                     if gone := self._extend():
                         log.warning("leases lost while their batch runs, so their items are served again: %s", ", ".join(gone))
                 except SluicewayError as error:
-                    log.warning("leases not extended, will try again: %s", error)
+                    log.warning("leases were not extended, will retry: %s", error)
         self._client.close()
 
     def _extend(self) -> dict[str, str]:

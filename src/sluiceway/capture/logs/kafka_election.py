@@ -83,12 +83,12 @@ class KafkaElection:
             try:
                 await self._take_part(name)
             except (KafkaError, OSError, TimeoutError) as error:
-                log.warning("group %s: %s has no place: %s", self._name, name, error or type(error).__name__)
+                log.warning("group %s: %s cannot join: %s", self._name, name, error or type(error).__name__)
             except SluicewayError as error:
-                log.error("group %s: %s cannot take part: %s", self._name, name, error)
+                log.error("group %s: %s is refused: %s", self._name, name, error)
             except Exception:
                 # An error inside the client. A member that gave up would consider itself alive, and never learn the leader.
-                log.exception("group %s: %s has no place", self._name, name)
+                log.exception("group %s: %s cannot join", self._name, name)
             self._nobody()
             # Stop first: other members would otherwise wait for the old membership while this member rejoins under a new id.
             await self._stop(self._answer)

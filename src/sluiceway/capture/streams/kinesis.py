@@ -72,7 +72,7 @@ def from_options(name: str, options: Mapping[str, str]) -> KinesisStream:
     given = named(options, OPTIONS)
     stream, begin = given.get("stream", ""), given.get("from", "beginning")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", stream):
-        raise invalid("stream", "name the Kinesis stream to read: letters, digits and _.-")
+        raise invalid("stream", "expected the name of a Kinesis stream: letters, digits and _.-")
     if begin not in ("beginning", "latest"):
         raise invalid("from", f"expected beginning or latest, not {begin[:40]!r}")
     endpoint = given.get("endpoint")
@@ -185,7 +185,7 @@ class KinesisStream:
         if upto < after:
             raise invalid(
                 "stream",
-                f"Kinesis stream {self._stream} has no shard {after} any more: it was deleted, and made anew. Another capture can read it",
+                f"Kinesis stream {self._stream} no longer has shard {after}: it was deleted and created again; start another capture",
             )
         if self._latest and not after:
             start = str(Position(AT_TIMESTAMP, listing.now))
@@ -200,7 +200,7 @@ class KinesisStream:
         summary = await self._describe()
         whole = covered(0, HASHES - 1, [shard for shard in listing.shards.values() if shard.closed is None])
         if summary.status not in ("ACTIVE", "UPDATING") or not whole:
-            raise BrokenOffError(f"Kinesis stream {self._stream} is {summary.status}, and not all of its shards are there yet")
+            raise BrokenOffError(f"Kinesis stream {self._stream} is {summary.status}, and not all of its shards exist yet")
         return max(summary.created_at, listing.now - summary.retention) - SLACK
 
     async def _list(self, recent: Millis | None = None) -> Listing:
@@ -245,7 +245,7 @@ class KinesisStream:
             return self._no_stream(missing)
         if shard in listing.shards:
             return BrokenOffError(str(error))
-        return UnknownPositionError(f"Kinesis stream {self._stream} has no shard {shard} any more: {error}")
+        return UnknownPositionError(f"Kinesis stream {self._stream} no longer has shard {shard}: {error}")
 
     def _no_stream(self, error: Exception) -> SluicewayError:
         return invalid("stream", f"there is no such stream: {error}; check its name and its region, or create it")
@@ -332,7 +332,7 @@ class KinesisStream:
         elif place.since is not None and page.now - place.since >= MIN_RETENTION - NEAR:
             retention = (await self._describe()).retention
             if page.now - place.since >= retention and not await self._is_there(shard, place):
-                raise UnknownPositionError(f"{shard} of Kinesis stream {self._stream}: what came after {place} may have been dropped")
+                raise UnknownPositionError(f"{shard} of Kinesis stream {self._stream}: records after {place} may have expired")
         return records
 
     async def _excuse(self, shard: str, place: Position, now: Millis) -> None:

@@ -164,7 +164,7 @@ class Calls:
         except NoRegionError:
             raise invalid("region", "name the region of the stream, such as eu-central-1, or set AWS_DEFAULT_REGION") from None
         except (BotoCoreError, ValueError) as error:
-            raise invalid("endpoint" if endpoint else "stream", f"no client can be made of it: {error}") from None
+            raise invalid("endpoint" if endpoint else "stream", f"cannot create a client: {error}") from None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kinesis")
         self._closed = False
 

@@ -57,8 +57,8 @@ def parse_position(text: str) -> Position:
     """Parse a position. Raises UnknownPositionError for an invalid text."""
     found = _TEXT.fullmatch(text)
     if found is None:
-        raise UnknownPositionError(f"{text[:200]!r} is no position in a shard")
+        raise UnknownPositionError(f"{text[:200]!r} is not a position in a shard")
     origin, at, seen, first = found.groups()
     if origin == AT_TIMESTAMP and at is None:
-        raise UnknownPositionError(f"{text[:200]!r} names no time")
+        raise UnknownPositionError(f"{text[:200]!r} has no time")
     return Position(origin, None if at is None else int(at), None if seen is None else int(seen), first or "")

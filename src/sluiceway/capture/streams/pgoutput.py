@@ -83,7 +83,7 @@ def parse_lsn(text: str) -> Lsn:
     """Parse `16/B374D848` to a number. Raises ValueError."""
     high, separator, low = text.partition("/")
     if not separator or not 1 <= len(high) <= 8 or not 1 <= len(low) <= 8:
-        raise ValueError(f"{text[:40]!r} is no LSN")
+        raise ValueError(f"{text[:40]!r} is not an LSN")
     return int(high, 16) << 32 | int(low, 16)
 
 
@@ -213,7 +213,7 @@ class _Message:
             elif kind == _UNCHANGED:
                 row.append(_SAME)
             else:
-                raise ProtocolError(f"a value of the unknown kind {kind}")
+                raise ProtocolError(f"a value of unknown kind {kind}")
         return row
 
     def end(self) -> None:
@@ -254,7 +254,7 @@ class Decoder:
             elif kind == _RELATION:
                 self._describe(_Message(data))
             elif kind not in _PASSED_OVER:
-                raise ProtocolError(f"a message of the unknown kind {data[:1]!r}")
+                raise ProtocolError(f"a message of unknown kind {data[:1]!r}")
         return done
 
     def _begin(self, message: _Message) -> None:
@@ -266,7 +266,7 @@ class Decoder:
         try:
             at = (_EPOCH + timedelta(microseconds=micros)).isoformat(timespec="microseconds").replace("+00:00", "Z")
         except OverflowError:
-            raise ProtocolError("a transaction at no time") from None
+            raise ProtocolError("a transaction without a time") from None
         self._ending = f'"committed_at":"{at}","lsn":"{format_lsn(lsn)}","xid":{xid},"seq":'.encode()
 
     def _commit(self, message: _Message) -> Transaction:

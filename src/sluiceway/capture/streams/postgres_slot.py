@@ -74,8 +74,8 @@ _LASTING = ("0A", "28", "3D", "42", "53400", "55000")
 _FORBIDDEN = ("28000", "28P01", "42501")
 _ADVICE = {
     "42501": "; the role needs REPLICATION (ALTER ROLE … REPLICATION)",
-    "42704": "; changes from before a publication was made (anew) cannot be read by it: if it was dropped, another capture must begin",
-    "53400": "; drop slots that nobody needs, or raise max_replication_slots",
+    "42704": "; changes from before the publication was created cannot be read; if it was dropped and created again, start another capture",
+    "53400": "; drop unused slots, or raise max_replication_slots",
 }
 
 _LOOK = """
@@ -127,13 +127,13 @@ def from_options(name: str, options: Mapping[str, str]) -> PostgresStream:
 def _dsn(options: Mapping[str, str]) -> str:
     field, how = ("dsn_file", "file") if options.get("dsn_file") else ("dsn_env", "env")
     if bool(options.get("dsn_file")) == bool(options.get("dsn_env")):
-        raise invalid(field, "give either dsn_env or dsn_file: where the connection string is")
+        raise invalid(field, "give either dsn_env or dsn_file, which says where the connection string is")
     dsn = read_secret(f"{how}:{options[field]}", field, os.environ) or ""
     try:
         conninfo_to_dict(dsn)
     except psycopg.Error:
         # The driver's message may quote a password.
-        raise invalid(field, "what is there is neither a PostgreSQL URL nor a connection string") from None
+        raise invalid(field, "the value is neither a PostgreSQL URL nor a connection string") from None
     return dsn
 
 
@@ -253,7 +253,7 @@ class _Slot:
         for publication in publications:
             if publication not in known:
                 quoted = publication.replace('"', '""')
-                raise invalid("publications", f'there is no {publication!r}; make it with: CREATE PUBLICATION "{quoted}" FOR TABLE …')
+                raise invalid("publications", f'there is no {publication!r}; create it with: CREATE PUBLICATION "{quoted}" FOR TABLE …')
         if not may:
             # Managed services have their own ways to permit it, so the server has the last word.
             _LOG.warning("the role does not have REPLICATION; if the slots are refused: ALTER ROLE … REPLICATION")
@@ -269,15 +269,17 @@ class _Slot:
                 except psycopg.errors.DuplicateObject:
                     continue
                 except psycopg.errors.InsufficientPrivilege as error:
-                    raise invalid("stream", f"the server refuses to make a slot ({error}); ALTER ROLE … REPLICATION") from None
+                    raise invalid(
+                        "stream", f"the server refused to create a slot ({error}); grant it with ALTER ROLE … REPLICATION"
+                    ) from None
             while look.confirmed is None and asyncio.get_running_loop().time() < deadline:
                 await asyncio.sleep(_POLL)
                 look = await self._look(link)
         if look.confirmed is None:
-            raise BrokenOffError(f"the slot {self._name} is being made by somebody else")
+            raise BrokenOffError(f"the slot {self._name} is being created by another session")
         if not look.ours or look.wal_status == "lost":
             advice = f"SELECT pg_drop_replication_slot('{self._name}')"
-            raise invalid("publications", f"the slot {self._name} is not one that can be read from; look at it, and drop it: {advice}")
+            raise invalid("publications", f"the slot {self._name} cannot be read from; check it, then drop it: {advice}")
         return look.confirmed
 
     async def next(self, after: Lsn, limit: int) -> Batch:
@@ -376,15 +378,15 @@ class _Slot:
     def _check(self, look: _Look, position: Lsn) -> None:
         """Check that reading can continue from there. Raises UnknownPositionError, BrokenOffError."""
         if not look.exists or not look.ours:
-            raise UnknownPositionError(f"the slot {self._name} is gone, and what it kept with it")
+            raise UnknownPositionError(f"the slot {self._name} no longer exists, and neither do the changes that it kept")
         if look.wal_status == "lost":
-            raise UnknownPositionError(f"the server has given up the slot {self._name} (max_slot_wal_keep_size), and what it kept")
+            raise UnknownPositionError(f"the server dropped the changes of the slot {self._name} (max_slot_wal_keep_size)")
         if look.confirmed is None:
-            raise BrokenOffError(f"the slot {self._name} is being made")
+            raise BrokenOffError(f"the slot {self._name} is being created")
         if position < look.confirmed:
             raise UnknownPositionError(f"the slot {self._name} keeps nothing before {format_lsn(look.confirmed)}")
         if position > look.flushed:
-            raise UnknownPositionError(f"the server's log ends at {format_lsn(look.flushed)}: it has lost what it had, or is another one")
+            raise UnknownPositionError(f"the server's log ends at {format_lsn(look.flushed)}: it lost changes, or it is another server")
 
     @contextlib.asynccontextmanager
     async def _one(self) -> AsyncIterator[Link]:

@@ -70,7 +70,7 @@ def parse_time(text: str) -> Nanos:
     """Parse a timestamp. Raises ValueError."""
     found = _TIME.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no timestamp such as 2026-05-01T12:00:03.120456Z")
+        raise ValueError(f"{text[:60]!r} is not a timestamp such as 2026-05-01T12:00:03.120456Z")
     seconds = round(datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp())
     return seconds * _SECOND + int((found[2] or "0").ljust(9, "0"))
 
@@ -148,7 +148,7 @@ class SpannerStream:
         upto = format_time(self._start)
         if after:
             if after != upto:
-                raise invalid("start", f"this capture was begun at {after}; another capture can begin at {upto}")
+                raise invalid("start", f"this capture was started at {after}; start another capture to begin at {upto}")
             return SeedsUpto(after, ())
         found: dict[str, Born] = {}
         try:
@@ -161,7 +161,9 @@ class SpannerStream:
                         at = parse_time(each["start_timestamp"])
                         found |= {_epoch(token, at): _born(_epoch(token, at), (), at) for token in each["partition_tokens"]}
         except UnknownPositionError as error:
-            raise invalid("start", f"the change stream cannot be read from {upto}: {error}. Another capture can begin later") from error
+            raise invalid(
+                "start", f"the change stream cannot be read from {upto}: {error}. Start another capture with a later time"
+            ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise _not_understood(error) from error
         if not found:

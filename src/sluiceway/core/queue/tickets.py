@@ -212,7 +212,7 @@ class Ticket:
         assert not isinstance(answer, Intended), "that is not the end of a request"
         if isinstance(answer, Grant):
             self.grants.append(answer)
-        elif isinstance(answer, (Settled, Extended, Cleared, Deleted)):  # A union would be made anew each time.
+        elif isinstance(answer, (Settled, Extended, Cleared, Deleted)):  # A union would be built again each time.
             self.total.add(answer)  # type: ignore[arg-type]  # A request has answers of one kind.
         elif isinstance(answer, SluicewayError):
             self.error = answer
@@ -298,7 +298,7 @@ class Forward:
 
 @dataclass(slots=True)
 class Fault:
-    """Effect: log an internal error in a partition's work. The partition is loaded anew."""
+    """Effect: log an internal error in a partition's work. The partition is reloaded."""
 
     partition: int
     error: Exception

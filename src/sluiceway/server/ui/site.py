@@ -161,7 +161,7 @@ class Site:
             return self._problem(visit, error)
         except Exception:
             if "failed" not in visit.kept:
-                log.exception("%s could not be made", visit.path)
+                log.exception("page %s failed", visit.path)
             return self._problem(visit, _unexpected())
         visit.kept.pop("failed", None)
         return text
@@ -331,7 +331,7 @@ async def _made(visit: Visit, making: Awaitable[str], outcome: str = "") -> str:
     except (ProblemError, asyncio.CancelledError):
         raise
     except Exception:
-        log.exception("%s could not be made", visit.path)
+        log.exception("page %s failed", visit.path)
         raise _unexpected(outcome) from None
 
 

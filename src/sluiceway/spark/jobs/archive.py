@@ -106,7 +106,7 @@ class _Keeper:
         """Whether the batch exists already, whole. Raises `invalid_request` if other items are there: they may exist nowhere else."""
         read = _sum_of(items)
         if (manifest.items, manifest.digest) != (read.items, str(read.hashes)):
-            raise invalid("checkpoint", f"batch {location.name} is in the archive with other items; take a new checkpoint")
+            raise invalid("checkpoint", f"batch {location.name} is in the archive with other items; use a new checkpoint")
         return is_whole(location, manifest)
 
     def _write(self, items: DataFrame, location: Location) -> Manifest:

@@ -115,9 +115,9 @@ def open_archive(root: Path, by: str) -> None:
     if about.exists():
         known = _about(root).by
         if known != by:
-            raise invalid("by", f"{root} is divided by {known}; say so, or archive into another folder")
+            raise invalid("by", f"{root} is divided by {known}; pass that, or archive into another folder")
     elif root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise invalid("to", f"{root} is there and is no archive; name a folder that is empty or does not exist")
+        raise invalid("to", f"{root} exists and is not an archive; name a folder that is empty or does not exist")
     make_directory(root / _MANIFESTS)
     make_directory(root / _WRITING)
     if not about.exists():
@@ -202,7 +202,7 @@ def _about(root: Path) -> _About:
     try:
         return msgspec.json.decode((root / _ABOUT).read_bytes(), type=_About)
     except FileNotFoundError:
-        raise invalid("to", f"{root} is no archive: it has no {_ABOUT}") from None
+        raise invalid("to", f"{root} is not an archive: it has no {_ABOUT}") from None
     except msgspec.DecodeError as error:
         raise invalid("to", f'{root / _ABOUT} cannot be read: {error}; write {{"by": "day"}} into it, or hour') from None
 

@@ -39,16 +39,16 @@ def claim(checkpoint: Path, job: str, of: Mapping[str, str]) -> str:
     except FileNotFoundError:
         if checkpoint.exists() and (not checkpoint.is_dir() or any(checkpoint.iterdir())):
             raise invalid(
-                "checkpoint", f"{checkpoint} is no checkpoint of this job; name a folder that is empty or does not exist"
+                "checkpoint", f"{checkpoint} is not a checkpoint of this job; name a folder that is empty or does not exist"
             ) from None
         make_directory(checkpoint)
         mark = _Mark(job, secrets.token_hex(4), dict(of))
         write_durably(path, msgspec.json.encode(mark).decode())
     except msgspec.DecodeError as error:
-        raise invalid("checkpoint", f"{path} cannot be read: {error}; take a new checkpoint") from None
+        raise invalid("checkpoint", f"{path} cannot be read: {error}; use a new checkpoint") from None
     if (mark.job, mark.of) != (job, dict(of)):
         told = ", ".join(f"{name} {value!r}" for name, value in mark.of.items())
-        raise invalid("checkpoint", f"{checkpoint} is that of {mark.job} with {told}; take another one")
+        raise invalid("checkpoint", f"{checkpoint} is that of {mark.job} with {told}; use another one")
     return mark.name
 
 

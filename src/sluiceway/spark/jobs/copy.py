@@ -88,10 +88,10 @@ def _checked_draining(place: Place, *, begun: bool) -> str:
         client.close()
     if open_one and open_one["plan"]["in_order"]:
         raise invalid(
-            "queue", f"{place.queue} keeps its order in this rebalance, and copying would break it; its consumers empty the partition"
+            "queue", f"{place.queue} keeps its order in this rebalance, and copying would break it; let its consumers empty the partition"
         )
     if not begun and not any(part["state"] == DRAINING for part in info["partitions"]):
-        raise invalid("queue", f"no partition of {place.queue} is draining; begin a rebalance, or name the queue to copy to (--to-queue)")
+        raise invalid("queue", f"no partition of {place.queue} is draining; start a rebalance, or name the queue to copy to (--to-queue)")
     if of:
         told = "and new items have lost where they came from; let the rebalance copy them (rebalance start --drain copy), which keeps it"
         raise invalid("queue", f"{place.queue} is the dead queue of {of}, {told}")
@@ -127,7 +127,7 @@ def _checked_target(place: Place, to: Place) -> tuple[str, str]:
     except SluicewayError as error:
         if error.code != "queue_not_found":
             raise
-        raise SluicewayError("queue_not_found", f"{error.detail}; copy makes no queue, as it does not know its settings") from None
+        raise SluicewayError("queue_not_found", f"{error.detail}; create it first: copy does not know its settings") from None
     finally:
         here.close()
         there.close()
