@@ -70,7 +70,7 @@ def test_a_closed_lease_over_a_gap_is_remembered_as_what_it_was() -> None:
     rig = Rig()
     rig.produce(rows_of(*"abcdef"))
     rig.commit()
-    rig.machine.redrive(array_of([2, 3]), "elsewhere", START)
+    rig.machine.transfers.redrive(array_of([2, 3]), "elsewhere", START)
     taken = rig.lease(4)
     assert [(part.first, part.count) for part in taken.parts] == [(0, 2), (4, 2)]
     rig.settle([1, 5], Disposition("retry"))
@@ -122,7 +122,7 @@ def test_what_falls_due_after_it_has_expired_is_never_in_the_line() -> None:
     rig.settle([0], Disposition("retry", retry_after=HOUR))
     assert rig.machine.tick(START + 60_000, 1) > 0
     rig.commit()
-    assert (rig.machine.ready_count, rig.machine.scheduled_count, rig.machine.header.dead) == (0, 0, 1)
+    assert (rig.machine.log.ready_count, rig.machine.log.scheduled_count, rig.machine.log.header.dead) == (0, 0, 1)
     assert rig.machine.lease(1, "c", START + 90_000, START + 60_000) is None
 
 
@@ -158,7 +158,7 @@ def test_a_lease_gets_what_lies_behind_more_expired_items_than_a_turn_has_timers
         rig.end_all()
         rig.wait(1)
     assert rig.offsets(ticket) == [4], "3 was the retried one, when it fell due"
-    assert rig.queue.executors[0].partition.header.dead == 3
+    assert rig.queue.executors[0].partition.log.header.dead == 3
 
 
 def leased_expiries(executor: PartitionExecutor) -> list[Millis]:
@@ -176,7 +176,7 @@ def test_a_group_takes_so_many_keys_of_a_sequence(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SluicewayError) as refused:
         rig.produce(rows_of("x"), key=ProduceKey("d", "group", 1))
     assert (refused.value.code, refused.value.field) == ("invalid_request", "idempotency_group")
-    assert rig.machine.header.next == 3
+    assert rig.machine.log.header.next == 3
     assert rig.produce(rows_of("x"), key=ProduceKey("a", "group", 1)) == (0, 1, True)
     assert rig.produce(rows_of("x"), key=ProduceKey("d", "group", 2)) == (3, 1, False)
     assert rig.produce(rows_of("x"), key=ProduceKey("d", "another", 1)) == (4, 1, False)
