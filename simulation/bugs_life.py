@@ -13,7 +13,7 @@ from sluiceway.core.partition.closed_leases import ClosedLeases
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import REDRIVEN, Extent, LeaseState
 from sluiceway.core.partition.segment_log import SegmentLog
-from sluiceway.core.partition.transfers import TransferLog
+from sluiceway.core.partition.transfers import TransferTable
 from sluiceway.core.queue import logical_queue
 from sluiceway.core.queue.logical_queue import LogicalQueue
 from sluiceway.core.queue.partition_executor import PartitionExecutor
@@ -59,13 +59,13 @@ def serves_at_once_what_ran_out(original: Any) -> Any:
     return lambda self, disposition, attempts, now: now if disposition is None else original(self, disposition, attempts, now)
 
 
-@bug(SegmentLog, "_schedule")
+@bug(SegmentLog, "schedule")
 def forgets_halving_while_it_waits(original: Any) -> Any:
     """After the back-off, items of an expired lease may come back in a lease as large."""
     return lambda self, blob, rows, attempts, due_at, expires_at, max_lease_size=0: original(self, blob, rows, attempts, due_at, expires_at)
 
 
-@bug(SegmentLog, "_append_rows")
+@bug(SegmentLog, "append_rows")
 def does_not_halve(original: Any) -> Any:
     """Items of an expired lease may come back in a lease as large."""
     return lambda self, blob, rows, attempts, expires_at, max_lease_size=0: original(self, blob, rows, attempts, expires_at)
@@ -104,7 +104,7 @@ def forgets_halving_at_a_release(original: Any) -> Any:
 # ---- expiry and clearing --------------------------------------------------------------------------------------
 
 
-@bug(SegmentLog, "_take_out")
+@bug(SegmentLog, "take_out")
 def expires_what_is_leased(original: Any) -> Any:
     """Items taken out of the line may have been leased already."""
 
@@ -131,13 +131,13 @@ def forgets_expiry_at_loading(original: Any) -> Any:
 
     def load(*args: Any, **options: Any) -> Any:
         partition = original(*args, **options)
-        partition.expiries.clear()
+        partition.log.expiries.clear()
         return partition
 
     return load
 
 
-@bug(SegmentLog, "_schedule")
+@bug(SegmentLog, "schedule")
 def expires_from_production_on(original: Any) -> Any:
     """A scheduled item expires as if it had been due at once."""
 
@@ -154,8 +154,8 @@ def clears_the_leased(original: Any) -> Any:
 
     def clear(self: Any, ready: bool, scheduled: bool, now: int) -> Any:
         for lease in list(self.leases.values()):
-            self.header.cleared += lease.open
-            self._shut(lease, lease.open_positions())
+            self.log.header.cleared += lease.open
+            self._close(lease, lease.open_positions())
             self._close_if_empty(lease)
         return original(self, ready, scheduled, now)
 
@@ -183,27 +183,27 @@ def forgets_who_left_at_loading(original: Any) -> Any:
 # ---- redrive --------------------------------------------------------------------------------------------------
 
 
-@bug(TransferLog, "transferred")
+@bug(TransferTable, "end")
 def redrives_a_copy(original: Any) -> Any:
     """A redriven item also stays in the dead queue."""
 
-    def transferred(self: Any, number: int) -> None:
-        transfer = self.transfers.get(number)
+    def end(self: Any, number: int) -> None:
+        transfer = self.by_number.get(number)
         if transfer is not None and transfer.transfer == REDRIVEN:
             self.call_back(number)
         else:
             original(self, number)
 
-    return transferred
+    return end
 
 
-@bug(TransferLog, "redrive")
+@bug(TransferTable, "redrive")
 def redrives_into_nothing(original: Any) -> Any:
     """An item leaves the dead queue before it is in its target."""
 
     def redrive(self: Any, *args: Any) -> Any:
         number, items = original(self, *args)
-        self.transferred(number)
+        self.end(number)
         return number, items
 
     return redrive
@@ -215,8 +215,8 @@ def forgets_where_it_goes_at_loading(original: Any) -> Any:
 
     def load_lease(partition: Any, number: int, *rest: Any) -> None:
         original(partition, number, *rest)
-        if number in partition.transfers:
-            partition.transfers[number].target = None
+        if number in partition.transfers.by_number:
+            partition.transfers.by_number[number].target = None
 
     return load_lease
 
@@ -227,18 +227,18 @@ def forgets_which_queue_of_that_name_at_loading(original: Any) -> Any:
 
     def load_lease(partition: Any, number: int, *rest: Any) -> None:
         original(partition, number, *rest)
-        if number in partition.transfers:
-            partition.transfers[number].target_incarnation = None
+        if number in partition.transfers.by_number:
+            partition.transfers.by_number[number].target_incarnation = None
 
     return load_lease
 
 
-@bug(TransferLog, "redirect_waiting")
+@bug(TransferTable, "redirect_waiting")
 def sends_to_another_dead_queue_what_may_have_arrived(_original: Any) -> Any:
     """A new dead queue gets every item in transit, even those that the former one may have taken."""
 
     def redirect_waiting(self: Any, target: str, most: int) -> bool:
-        found = [number for number, each in self.transfers.items() if each.transfer and each.moves_to is None and each.target != target]
+        found = [number for number, each in self.by_number.items() if each.transfer and each.moves_to is None and each.target != target]
         for number in found[:most]:
             self.redirect(number, target)
         return bool(found)
@@ -246,16 +246,17 @@ def sends_to_another_dead_queue_what_may_have_arrived(_original: Any) -> Any:
     return redirect_waiting
 
 
-@bug(TransferLog, "call_back")
+@bug(TransferTable, "call_back")
 def calls_back_without_attempts(original: Any) -> Any:
     """An item called back from a missing target starts over with no attempts."""
 
     def call_back(self: Any, number: int) -> None:
-        self._append_rows = lambda blob, rows, attempts, expires_at, *rest: SegmentLog._append_rows(self, blob, rows, 0, expires_at, *rest)
+        log = self._log
+        log.append_rows = lambda blob, rows, attempts, expires_at, *rest: SegmentLog.append_rows(log, blob, rows, 0, expires_at, *rest)
         try:
             original(self, number)
         finally:
-            del self._append_rows
+            del log.append_rows
 
     return call_back
 

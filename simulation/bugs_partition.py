@@ -28,7 +28,7 @@ bug = shelf(BUGS)
 # ---- blobs ----------------------------------------------------------------------------------------------------
 
 
-@bug(SegmentLog, "_free")
+@bug(SegmentLog, "free")
 def drops_a_blob_too_soon(original: Any) -> Any:
     """A blob is dropped while one of its rows is alive."""
 
@@ -40,7 +40,7 @@ def drops_a_blob_too_soon(original: Any) -> Any:
     return free
 
 
-@bug(SegmentLog, "_free")
+@bug(SegmentLog, "free")
 def keeps_blobs_for_ever(original: Any) -> Any:
     """A blob stays in the store when its last row is settled."""
 
@@ -74,26 +74,26 @@ def compacts_by_what_did_not_land(original: Any) -> Any:
 # ---- time -----------------------------------------------------------------------------------------------------
 
 
-@bug(SegmentLog, "_at")
+@bug(SegmentLog, "record_time")
 def lets_time_go_back(original: Any) -> Any:
     """The stored time follows the owner's clock, even backwards."""
 
-    def at(self: Any, now: int) -> int:
-        self._changed, self.header.now = True, now
+    def record_time(self: Any, now: int) -> int:
+        self.changed, self.header.now = True, now
         return now
 
-    return at
+    return record_time
 
 
-@bug(SegmentLog, "_at")
+@bug(SegmentLog, "record_time")
 def believes_any_stored_time(original: Any) -> Any:
     """A time written by a clock an hour ahead stands until that hour is over."""
 
-    def at(self: Any, now: int) -> int:
-        self._changed, self.header.now = True, max(self.header.now, now)
+    def record_time(self: Any, now: int) -> int:
+        self.changed, self.header.now = True, max(self.header.now, now)
         return int(self.header.now)
 
-    return at
+    return record_time
 
 
 @bug(Partition, "produce")
@@ -101,7 +101,7 @@ def decides_by_the_stored_time(original: Any) -> Any:
     """Items are due by the stored time, which may be ahead of the owner's."""
 
     def produce(self: Any, batch: Any, now: int, *rest: Any) -> Any:
-        return original(self, batch, self._at(now), *rest)
+        return original(self, batch, self.log.record_time(now), *rest)
 
     return produce
 
@@ -123,11 +123,11 @@ def forgets_when_a_timer_ran(original: Any) -> Any:
     """A timer's effect is stored without its time."""
 
     def tick(self: Any, now: int, *rest: Any) -> Any:
-        self._at = lambda moment: max(self.header.now, moment)
+        self.log.record_time = lambda moment: max(self.log.header.now, moment)
         try:
             return original(self, now, *rest)
         finally:
-            del self._at
+            del self.log.record_time
 
     return tick
 
@@ -150,7 +150,7 @@ def forgets_what_is_scheduled_at_loading(original: Any) -> Any:
 
     def load(*args: Any, **options: Any) -> Any:
         partition = original(*args, **options)
-        partition.due_times.clear()
+        partition.log.due_times.clear()
         return partition
 
     return load
@@ -165,7 +165,7 @@ def loads_the_line_in_another_order(original: Any) -> Any:
 # ---- leases and dispositions -----------------------------------------------------------------------------------------
 
 
-@bug(SegmentLog, "_append_rows")
+@bug(SegmentLog, "append_rows")
 def does_not_count_an_attempt(original: Any) -> Any:
     """An item that is put back keeps its former attempts."""
     return lambda self, blob, rows, attempts, *rest: original(self, blob, rows, max(0, attempts - 1), *rest)
@@ -197,18 +197,18 @@ def does_not_write_an_extension(original: Any) -> Any:
 
     def extend(self: Any, lease: Any, deadline: int) -> None:
         original(self, lease, deadline)
-        self._touched.pop((RecordKind.LEASE, lease.number), None)
+        self.log.touched.pop((RecordKind.LEASE, lease.number), None)
 
     return extend
 
 
-@bug(Partition, "_shut")
+@bug(Partition, "_close")
 def does_not_write_what_is_settled(original: Any) -> Any:
     """The bitmap of a partly settled lease is in memory only."""
 
     def shut(self: Any, lease: Any, positions: Any) -> None:
         original(self, lease, positions)
-        self._touched.pop((RecordKind.LEASE, lease.number), None)
+        self.log.touched.pop((RecordKind.LEASE, lease.number), None)
 
     return shut
 
@@ -236,17 +236,17 @@ def forgets_staged_dispositions(original: Any) -> Any:
     return close_lease
 
 
-@bug(Partition, "_die")
+@bug(Partition, "_dead_letter")
 def drops_the_dead(original: Any) -> Any:
     """A dead item does not reach the dead queue."""
 
     def die(self: Any, lease: Any, positions: Any, reason: str) -> None:
-        self.header.dead += len(positions)
+        self.log.header.dead += len(positions)
 
     return die
 
 
-@bug(Partition, "_die")
+@bug(Partition, "_dead_letter")
 def does_not_count_the_dead(original: Any) -> Any:
     """Without a dead queue, dead items are missing from the counters."""
 

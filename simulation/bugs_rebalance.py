@@ -12,7 +12,7 @@ from sluiceway.cluster.coordinator import Coordinator
 from sluiceway.cluster.rebalance_records import RebalanceRecords
 from sluiceway.core.partition.admission import Admission
 from sluiceway.core.partition.idempotency_keys import KeyMemory
-from sluiceway.core.partition.transfers import TransferLog
+from sluiceway.core.partition.transfers import TransferTable
 from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.core.rebalance import steps
 from sluiceway.core.rebalance.steps import Heard
@@ -68,13 +68,24 @@ def removes_what_was_not_sealed(original: Any) -> Any:
 @bug(Admission, "is_empty")
 def seals_what_has_scheduled_items(_original: Any) -> Any:
     """A partition is sealed although it has scheduled items."""
-    return property(lambda self: not self.extents)
+    return property(lambda self: not self._log.extents)
 
 
-@bug(Admission, "is_empty")
-def seals_what_has_transfers(_original: Any) -> Any:
+@bug(PartitionExecutor, "_rebalance")
+def seals_what_has_transfers(original: Any) -> Any:
     """A partition is sealed although items of it are in transfers."""
-    return property(lambda self: not self.ready_count and not self.leased_count and not self.dues)
+
+    def rebalance(self: Any, work: Any, now: int) -> Any:
+        log = self.partition.log
+        extents = log.extents
+        if isinstance(work, Shut) and not log.ready_count and not self.partition.leased_count:
+            log.extents = {}
+        try:
+            return original(self, work, now)
+        finally:
+            log.extents = extents
+
+    return rebalance
 
 
 @bug(Admission, "follow_cursor")
@@ -115,7 +126,7 @@ def takes_keys_again(original: Any) -> Any:
     """Late keys that were taken long ago replace newer ones."""
 
     def take(self: Any, *args: Any) -> None:
-        self.header.taken_cursor = self.header.given_cursor = -1
+        self._log.header.taken_cursor = self._log.header.given_cursor = -1
         original(self, *args)
 
     return take
@@ -124,7 +135,7 @@ def takes_keys_again(original: Any) -> Any:
 @bug(Admission, "note_answers")
 def notes_answers_as_a_former_home(_original: Any) -> Any:
     """A former home accepts the answers of a closing target, which only the current home may."""
-    return lambda self, keys: self.keys.note_answers(keys)
+    return lambda self, keys: self._keys.note_answers(keys)
 
 
 # ---- order ----------------------------------------------------------------------------------------------------
@@ -165,19 +176,19 @@ def moved_with(**lost: Any) -> Any:
     return change
 
 
-@bug(TransferLog, "_arrive")
+@bug(TransferTable, "arrive")
 def moves_without_attempts(original: Any) -> Any:
     """A moved item starts over with no attempts."""
     return moved_with(attempts=0)(original)
 
 
-@bug(TransferLog, "_arrive")
+@bug(TransferTable, "arrive")
 def moves_without_due_times(original: Any) -> Any:
     """A moved scheduled item is ready at once."""
     return moved_with(due_at=0)(original)
 
 
-@bug(TransferLog, "_arrive")
+@bug(TransferTable, "arrive")
 def moves_without_expiry(original: Any) -> Any:
     """A moved item never expires."""
     return moved_with(expires_at=0)(original)

@@ -155,10 +155,10 @@ class RecordWatch:
             for each in record.partitions:
                 kept = self.stored.get(PartitionRef(record.incarnation, each.partition))
                 gate = None if kept is None else kept.store.look()
-                if gate is not None and gate.header.shut:
+                if gate is not None and gate.log.header.shut:
                     return f"partition {each.partition} of {record.queue_name} is {each.state}, and shut"
                 own = [place for place, home in enumerate(record.slots) if home == each.partition]
-                bits = int.from_bytes(gate.header.closed_slots, "little") if gate is not None else 0
+                bits = int.from_bytes(gate.log.header.closed_slots, "little") if gate is not None else 0
                 if any(bits >> place & 1 for place in own):
                     return f"partition {each.partition} of {record.queue_name} is the home of keys that it does not take"
         return None

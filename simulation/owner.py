@@ -263,7 +263,7 @@ class Owner:
         if "lease" in self.record.paused:
             return
         waiters = machine.lease_scheduler.waiters.values()
-        if any(executor.state is ExecutorState.READY and executor.partition.ready_count for executor in machine.executors.values()):
+        if any(executor.state is ExecutorState.READY and executor.partition.log.ready_count for executor in machine.executors.values()):
             waits = any(not ticket.keyed for ticket in waiters)
             check(not waits, "items are ready, and a consumer waits")
             # A closed partition that was open before cannot hold leases of a lease key that is new.
@@ -310,7 +310,7 @@ class Owner:
         elif isinstance(effect, Open):
             self._begin_to_open(effect)
         elif isinstance(effect, Transfer):
-            durable = effect.number in self.queue.stores[effect.partition].look().transfers
+            durable = effect.number in self.queue.stores[effect.partition].look().transfers.by_number
             check(durable or self.haunts, "a transfer began before it was durable")
             if not self.stopping:
                 self._tasks += 1
@@ -363,8 +363,8 @@ class Owner:
 
     def _opened(self, effect: Open, loaded: Partition | SluicewayError, final: bool) -> None:
         if isinstance(loaded, Partition):
-            loaded.min_sparse_bytes = 1
-            loaded.find_sparse()
+            loaded.log.min_sparse_bytes = 1
+            loaded.log.find_sparse()
         self.machine_of[effect.partition].opened(effect.partition, effect.opening, loaded, self.now(), final)
         # Returned leases that were not written are left to their deadlines.
         self._gone.clear()
@@ -430,7 +430,7 @@ class Owner:
             return
         for executor in self.executors.values():
             if executor.takes_work:
-                blobs = executor.partition.blobs
+                blobs = executor.partition.log.blobs
                 for blob, rows in open_rows(executor.partition, blobs).items():
                     check(len(rows) == blobs[blob].open, "the open rows of a blob are not those that are counted")
                 self._begin_to_compact(executor)

@@ -53,13 +53,17 @@ def scene_of(partition: Partition, payload_of: PayloadOf) -> Scene:
         alive[payload] = place
         count += 1
     check(len(alive) == count, "an item is twice in one partition")
-    leaving = {(lease.number, payload): place for lease in partition.transfers.values() for payload, place in _in_lease(lease, payload_of)}
-    return Scene(partition.header, alive, leaving, partition.leases, partition.transfers)
+    leaving = {
+        (lease.number, payload): place
+        for lease in partition.transfers.by_number.values()
+        for payload, place in _in_lease(lease, payload_of)
+    }
+    return Scene(partition.log.header, alive, leaving, partition.leases, partition.transfers.by_number)
 
 
 def _alive(partition: Partition, payload_of: PayloadOf) -> Iterator[tuple[str, Place]]:
-    for extent in partition.ready:
-        at = partition.at(extent)
+    for extent in partition.log.ready:
+        at = partition.log.at(extent)
         rows = extent.rows_at(0, extent.count).tolist()
         blob = extent.blob.number
         for position in extent.waiting(at):
@@ -68,7 +72,7 @@ def _alive(partition: Partition, payload_of: PayloadOf) -> Iterator[tuple[str, P
             yield payload_of(blob, row), place._replace(enqueued_at=extent.blob.written_at)
     for lease in partition.leases.values():
         yield from _in_lease(lease, payload_of)
-    for due in partition.dues.values():
+    for due in partition.log.dues.values():
         blob = due.blob.number
         for row in to_array(due.rows).tolist():
             yield payload_of(blob, row), Place(DUE, -1, blob + row, due.attempts, due.expires_at, 0, due.due_at, due.blob.written_at)

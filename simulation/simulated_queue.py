@@ -173,7 +173,7 @@ class SimQueue:
             way.nowhere = True
             owner.transferred(effect, TransferEnd(nowhere=True))
         elif rows is None:
-            alive = effect.number in owner.executors[effect.partition].partition.transfers
+            alive = effect.number in owner.executors[effect.partition].partition.transfers.by_number
             check(not alive or owner.haunts, "rows on their way to another queue are lost")
             owner.transferred(effect, TransferEnd(done=not alive))
         elif world.chance(world.weather.transfer_fails):

@@ -198,7 +198,7 @@ class Store:
 
     def blob(self, number: int) -> pa.RecordBatch | SparseBatch:
         check(number in self.blobs, f"blob {number} is gone although rows of it are alive")
-        return decode_stored(self.blobs[number], self.look().blobs[number].columns)
+        return decode_stored(self.blobs[number], self.look().log.blobs[number].columns)
 
     def transfer_rows(self, partition: int, number: int, pieces: Sequence[Slice]) -> list[pa.RecordBatch] | None:
         """Return the rows of a transfer as the driver reads them, None if a blob is gone."""

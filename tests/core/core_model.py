@@ -139,15 +139,15 @@ class Rig:
         """Compact every sparse blob, whatever its size. Returns how many there were."""
         self.commit()
         machine = self.machine
-        counted = {number: blob.open for number, blob in machine.blobs.items()}
-        assert {number: len(rows) for number, rows in open_rows(machine, machine.blobs).items()} == counted
-        machine.min_sparse_bytes = 1
-        machine.find_sparse()
+        counted = {number: blob.open for number, blob in machine.log.blobs.items()}
+        assert {number: len(rows) for number, rows in open_rows(machine, machine.log.blobs).items()} == counted
+        machine.log.min_sparse_bytes = 1
+        machine.log.find_sparse()
         assert not compactions(machine), "a blob that was settled just now"
         wanted = compactions(machine)
         for each in wanted:
             kept = compacted(self.disk.rows(each.blob), each.rows)
-            assert machine.compact(each.blob, len(kept.rows), kept.batch.nbytes, encode_sparse(kept))
+            assert machine.log.compact(each.blob, len(kept.rows), kept.batch.nbytes, encode_sparse(kept))
         self.commit()
         return len(wanted)
 
@@ -196,26 +196,26 @@ class Rig:
 
 def picture(machine: Partition) -> dict[str, Any]:
     """All that makes up a machine's state, comparable; a loaded machine has the same picture as the one that wrote the records."""
-    leases = {**machine.leases, **machine.transfers}
+    leases = {**machine.leases, **machine.transfers.by_number}
     return {
         "txn": machine.txn,
-        "header": machine.header,
-        "ready": [extent.first for extent in machine.ready if extent.waiting(machine.at(extent))],
-        "counts": (machine.ready_count, machine.leased_count, machine.scheduled_count, len(machine.transfers)),
+        "header": machine.log.header,
+        "ready": [extent.first for extent in machine.log.ready if extent.waiting(machine.log.at(extent))],
+        "counts": (machine.log.ready_count, machine.leased_count, machine.log.scheduled_count, len(machine.transfers.by_number)),
         "served next": [_plain(piece) for piece in ready_slices(machine, EVERYTHING)],
         "leases": {n: (lease.count, lease.client_id, lease.deadline, lease.lease_key) for n, lease in leases.items()},
         "transfers": {n: (lease.transfer, lease.target, lease.dues) for n, lease in leases.items()},
         "told": {n: sorted(lease.dispositions.items()) for n, lease in leases.items()},
-        "closed": {n: machine.closed.record(n) for n in range(machine.header.lease_number + 1)},
+        "closed": {n: machine.closed.record(n) for n in range(machine.log.header.lease_number + 1)},
         "open": {number: [_plain(piece) for piece in open_slices(lease)] for number, lease in leases.items()},
         "staged": {number: list(lease.staged.items()) for number, lease in leases.items()},
         "dues": {
             number: (due.due_at, due.blob.number, due.rows, due.attempts, due.expires_at, due.max_lease_size)
-            for number, due in machine.dues.items()
+            for number, due in machine.log.dues.items()
         },
-        "blobs": {n: (blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.open) for n, blob in machine.blobs.items()},
-        "extents": {n: (e.count, e.blob.number, e.row, e.rows, e.attempts, e.open) for n, e in machine.extents.items()},
-        "limits of extents": {n: (e.expires_at, e.max_lease_size, e.gone) for n, e in machine.extents.items()},
+        "blobs": {n: (blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.open) for n, blob in machine.log.blobs.items()},
+        "extents": {n: (e.count, e.blob.number, e.row, e.rows, e.attempts, e.open) for n, e in machine.log.extents.items()},
+        "limits of extents": {n: (e.expires_at, e.max_lease_size, e.gone) for n, e in machine.log.extents.items()},
         "keys": machine.keys.records,
         "keyed": {name: list(numbers) for name, numbers in machine.by_key.items()},
         "timer": machine.next_timer(),

@@ -438,24 +438,24 @@ class Model:
             )
         taken = [spot.offset for spot in spots if spot.offset is not None]
         assert len(set(taken)) == len(taken), "two items have one offset"
-        assert max(taken, default=-1) < machine.header.next
-        self.header.next = self.floor = machine.header.next
+        assert max(taken, default=-1) < machine.log.header.next
+        self.header.next = self.floor = machine.log.header.next
         # Transfers are numbered among the leases.
-        self.header.lease_number = machine.header.lease_number
+        self.header.lease_number = machine.log.header.lease_number
 
     def compare_counts(self, machine: Partition) -> None:
-        header = machine.header
+        header = machine.log.header
         told, expected = msgspec.structs.asdict(header), msgspec.structs.asdict(self.header)
         assert told == {**expected, "head": header.head, "due_number": header.due_number}
         counts = [len(self.at(place)) for place in LIVE]
-        transferring = sum(lease.open for lease in machine.transfers.values())
-        assert [machine.ready_count, machine.leased_count, machine.scheduled_count, transferring] == counts
+        transferring = sum(lease.open for lease in machine.transfers.by_number.values())
+        assert [machine.log.ready_count, machine.leased_count, machine.log.scheduled_count, transferring] == counts
         gone = header.completed + header.dead + header.cleared + header.redriven + header.moved
         assert header.produced + header.moved_in == gone + sum(counts)
         live = [item.origin for item in self.at(*LIVE)]
-        for number, blob in machine.blobs.items():
+        for number, blob in machine.log.blobs.items():
             assert blob.open == sum(number <= origin < number + blob.rows for origin in live) > 0
-        assert all(any(number <= origin < number + blob.rows for number, blob in machine.blobs.items()) for origin in live)
+        assert all(any(number <= origin < number + blob.rows for number, blob in machine.log.blobs.items()) for origin in live)
         self._compare_leases(machine)
         held = {
             (name, record.sequence, key, seen.first_offset, seen.count)
@@ -467,5 +467,5 @@ class Model:
     def _compare_leases(self, machine: Partition) -> None:
         shown = {number: (lease.client_id, lease.deadline, lease.lease_key) for number, lease in machine.leases.items()}
         assert shown == {number: (lease.client_id, lease.deadline, lease.lease_key) for number, lease in self.leases.items()}
-        numbers = {*self.closed, 0, machine.header.lease_number + 1}
+        numbers = {*self.closed, 0, machine.log.header.lease_number + 1}
         assert [machine.lease_of(number, None) for number in numbers] == [self.why_lease(number) for number in numbers]

@@ -32,13 +32,13 @@ class Spot(NamedTuple):
 
 
 def spots_of(machine: Partition) -> Iterator[Spot]:
-    expiry = {extent.first + n: extent.expires_at for extent in machine.extents.values() for n in range(extent.count)}
+    expiry = {extent.first + n: extent.expires_at for extent in machine.log.extents.values() for n in range(extent.count)}
     for piece in ready_slices(machine, EVERYTHING):
         for row, offset in zip(piece.rows.tolist(), piece.offsets.tolist(), strict=True):
             yield Spot(
                 piece.blob + row, "ready", piece.attempts, offset, None, None, expires_at=expiry[offset], enqueued_at=piece.enqueued_at
             )
-    for number, lease in {**machine.leases, **machine.transfers}.items():
+    for number, lease in {**machine.leases, **machine.transfers.by_number}.items():
         place: Place = "dying" if lease.transfer is not None else "leased"
         position = {part.first + n: part.base + n for part in lease.parts for n in range(part.count)}
         due_at = {part.first + n: at for part in lease.parts if (at := lease.due_at().get(part.base)) for n in range(part.count)}
@@ -50,7 +50,7 @@ def spots_of(machine: Partition) -> Iterator[Spot]:
                 before = piece.attempts - (lease.transfer not in (REDRIVEN, EXPIRED_READY) and lease.moves_to is None)
                 later, at = due_at.get(offset), piece.enqueued_at
                 yield Spot(piece.blob + row, place, before, offset, number, later, disposition, expiry[offset], reason, lease.target, at)
-    for due in machine.dues.values():
+    for due in machine.log.dues.values():
         for row in to_array(due.rows).tolist():
             yield Spot(
                 due.blob.number + row,

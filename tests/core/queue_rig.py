@@ -213,4 +213,4 @@ class Rig:
     def durable(self, number: int) -> tuple[int, int, int]:
         """Ready, leased and scheduled items that are durable in that partition."""
         partition = self.stores[number].look()
-        return partition.ready_count, partition.leased_count, partition.scheduled_count
+        return partition.log.ready_count, partition.leased_count, partition.log.scheduled_count

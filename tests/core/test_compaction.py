@@ -91,7 +91,7 @@ def test_what_is_compacted_again_becomes_smaller_each_time() -> None:
     for left in (16, 4, 1):
         rig.settle(range(left, 64))
         assert rig.compact() == 1
-        sizes.append(rig.machine.blobs[0].kept)
+        sizes.append(rig.machine.log.blobs[0].kept)
         assert rig.compact() == 0
     assert sizes == [16, 4, 1]
 
@@ -103,13 +103,13 @@ def test_a_blob_that_a_snapshot_refers_to_stays_whole() -> None:
     rig.settle(range(1, 20))
     rig.commit()
     machine = rig.machine
-    machine.min_sparse_bytes = 1
-    machine.find_sparse()
+    machine.log.min_sparse_bytes = 1
+    machine.log.find_sparse()
     assert not compactions(machine)
-    machine.blobs[0].pins = 1
+    machine.log.blobs[0].pins = 1
     assert not compactions(machine)
-    assert not machine.compact(0, 1, 1, b"")
-    machine.blobs[0].pins = 0
+    assert not machine.log.compact(0, 1, 1, b"")
+    machine.log.blobs[0].pins = 0
     assert [each.rows.tolist() for each in compactions(machine)] == [[0]]
 
 
@@ -118,9 +118,9 @@ def test_a_small_or_a_full_blob_is_left_alone() -> None:
     rig.produce(rows_of(*(f"{row}" for row in range(20))))
     rig.lease(20)
     rig.settle(range(1, 20))
-    rig.machine.find_sparse()
-    assert not rig.machine.long_sparse(9)
-    assert not rig.machine.long_sparse(9), "it is smaller than what is worth a transaction"
+    rig.machine.log.find_sparse()
+    assert not rig.machine.log.long_sparse(9)
+    assert not rig.machine.log.long_sparse(9), "it is smaller than what is worth a transaction"
 
 
 # ---- through an instance --------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ async def test_an_item_that_comes_back_after_a_compaction_is_itself(tmp_path: Pa
         again = await lease(service, "q", 10, 10_000)
         assert payloads(again.batches) == [f"{offset} {PAYLOAD}"]
         assert (await settle(service, "q", again)).completed == 1
-        assert not executor.partition.blobs
+        assert not executor.partition.log.blobs
 
 
 @driven

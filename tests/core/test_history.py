@@ -219,8 +219,8 @@ class Moving:
         for effect in effects:
             if isinstance(effect, Open):
                 loaded = Partition()
-                loaded.txn, loaded.header.produced = self.txn, self.produced
-                loaded.header.next = loaded.header.head = self.produced
+                loaded.txn, loaded.log.header.produced = self.txn, self.produced
+                loaded.log.header.next = loaded.log.header.head = self.produced
                 self.share.opened(0, effect.opening, loaded, self.now)
                 self.cycle()
             elif isinstance(effect, Commit):
@@ -234,7 +234,7 @@ class Moving:
         commit, self.flying = self.flying, None
         assert commit is not None
         if landed:
-            self.produced, self.txn = self.share.executors[0].partition.header.produced, commit.changes.txn
+            self.produced, self.txn = self.share.executors[0].partition.log.header.produced, commit.changes.txn
         self.share.committed(0, commit.opening, outcome, self.now)
         # It is opened again after a while.
         self.now += 2_000

@@ -181,7 +181,7 @@ def test_an_intent_whose_target_is_shut_goes_elsewhere_after_it_has_refused() ->
     rig.cycle()
     rig.open(0)
     rig.open(1)
-    rig.queue.executors[1].partition.header.shut = 1
+    rig.queue.executors[1].partition.log.header.shut = 1
     again = rig.ask(produce(key=HOME_OF_3[0]))
     rig.wait(0)
     assert list(rig.commits) == [1], "that it never takes them is durable first"
@@ -262,9 +262,9 @@ def test_a_partition_that_gave_a_key_away_does_not_note_what_its_target_answered
     home.keys.intend(key, 2, 1, 1_000)
     (name,) = home.keys.records
     told = {name: pack(KeyRecord({"k": Seen(b"digest", 12, 2, 1)}, 0, home.keys.records[name].until))}
-    home.give_keys([slot(key, 256)], 256, 1, 0)
+    home.admission.give_keys([slot(key, 256)], 256, 1, 0)
     with pytest.raises(SluicewayError) as refused:
-        home.note_answers(told)
+        home.admission.note_answers(told)
     assert refused.value.code == "version_conflict"
 
 

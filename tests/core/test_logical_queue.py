@@ -480,7 +480,7 @@ def test_a_transfer_is_begun_again_when_its_partition_is_opened_again() -> None:
         rig.queue.transferred(0, first, TransferEnd(done=True), rig.now)
         rig.cycle()
         rig.end_all()
-    assert not rig.stores[0].look().transfers
+    assert not rig.stores[0].look().transfers.by_number
     assert len(rig.transfers) == 2
 
 

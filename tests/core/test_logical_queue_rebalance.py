@@ -214,7 +214,7 @@ def test_whether_it_is_shut_is_known_when_the_commit_is(landed: bool) -> None:
         assert rig.answers[ticket] == Shutted("sealed")
     else:
         assert rig.code(ticket) == "unavailable"
-    assert rig.queue.executors[0].partition.shutting == ("sealed" if landed else "open")
+    assert rig.queue.executors[0].partition.admission.shutting == ("sealed" if landed else "open")
     assert rig.queue.executors[0].takes_items != landed
 
 
@@ -270,7 +270,7 @@ def test_a_key_is_answered_with_its_first_place_wherever_its_home_has_gone() -> 
     rig.configure(partitions=before.partitions, slots=(other,) * len(slots))
     rig.end_all()
     assert rig.produced(waiting) == rig.produced(first)._replace(deduplicated=True)
-    assert rig.queue.executors[other].partition.header.deduplicated == 1
+    assert rig.queue.executors[other].partition.log.header.deduplicated == 1
 
 
 def test_a_home_that_has_given_its_keys_away_takes_none_though_the_record_says_so() -> None:

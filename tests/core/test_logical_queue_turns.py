@@ -390,7 +390,7 @@ def test_a_lease_gets_what_lies_behind_more_expired_items_than_a_turn_has_timers
         rig.end_all()
         rig.wait(1)
     assert rig.offsets(ticket) == [4], "3 was the retried one, when it fell due"
-    assert rig.queue.executors[0].partition.header.dead == 3
+    assert rig.queue.executors[0].partition.log.header.dead == 3
 
 
 def leased_expiries(executor: PartitionExecutor) -> list[Millis]:

@@ -41,7 +41,7 @@ class PinnedRig(Rig):
 
     def commit(self) -> Changes | None:
         taken = self.machine.take_changes()
-        self.disk.pinned = {number for number, blob in self.machine.blobs.items() if blob.pins}
+        self.disk.pinned = {number for number, blob in self.machine.log.blobs.items() if blob.pins}
         if taken is not None:
             self.disk.apply(taken[0])
         return taken[0] if taken else None
@@ -49,7 +49,7 @@ class PinnedRig(Rig):
     def pin(self, until: Millis, states: tuple[BrowseState, ...] = ALL) -> Snapshot:
         snapshot = take(self.machine, states)
         snapshot.until = snapshot.latest = until
-        self.machine.pin("snapshot", snapshot)
+        self.machine.log.pin("snapshot", snapshot)
         return snapshot
 
     def seen(self, snapshot: Snapshot, page: int = EVERYTHING) -> Seen:
@@ -69,7 +69,7 @@ def anything(rig: Rig, chance: Random, now: Millis) -> None:
     if which < 2:
         due = [None if chance.random() < 0.7 else now + chance.randrange(1, 400) for _ in range(chance.randrange(1, 9))]
         rig.produce([Row(str(chance.random()).encode(), enqueue_at=each) for each in due], now)
-    elif which < 4 and machine.ready_count:
+    elif which < 4 and machine.log.ready_count:
         rig.lease(chance.randrange(1, 7), now, timeout=chance.randrange(1, 300))
     elif which == 4 and live:
         rig.close(machine.leases[chance.choice(live)], now)
@@ -83,7 +83,7 @@ def anything(rig: Rig, chance: Random, now: Millis) -> None:
     elif which == 6:
         found = take(machine, ["ready", "scheduled"]).listed(0, EVERYTHING)
         if found:
-            machine.drop(chance.choice(found).piece.offsets[::2], now)
+            machine.log.drop(chance.choice(found).piece.offsets[::2], now)
     elif which == 7 and chance.random() < 0.2:
         machine.clear(True, True, now)
     else:
@@ -97,7 +97,7 @@ def test_what_a_snapshot_shows_does_not_change_whatever_happens(seed: int) -> No
         now += chance.randrange(20)
         anything(rig, chance, now)
         rig.commit()
-    counts = (rig.machine.leased_count, rig.machine.ready_count, rig.machine.scheduled_count)
+    counts = (rig.machine.leased_count, rig.machine.log.ready_count, rig.machine.log.scheduled_count)
     snapshot = rig.pin(START + 1_000_000)
     before = rig.seen(snapshot)
     waiting = [row for row, lease, standing in before if not lease and standing.due_at is None]
@@ -113,7 +113,7 @@ def test_what_a_snapshot_shows_does_not_change_whatever_happens(seed: int) -> No
     rig.machine.tick(START + 1_000_000)
     rig.commit()
     assert not rig.disk.pinned
-    assert rig.machine.snapshots == {}
+    assert rig.machine.log.snapshots == {}
 
 
 def test_what_is_completed_stays_until_it_is_let_go_and_not_longer() -> None:
@@ -142,7 +142,7 @@ def test_two_snapshots_keep_the_same_until_both_are_let_go() -> None:
     first = rig.pin(START + 500)
     second = take(rig.machine, ALL)
     second.until = START + 900
-    rig.machine.pin("second", second)
+    rig.machine.log.pin("second", second)
     rig.close(rig.lease(1))
     rig.machine.tick(START + 500)
     rig.commit()

@@ -79,7 +79,7 @@ def test_a_large_lease_that_expires_writes_no_payload_and_few_bytes() -> None:
     rig.commit()
     assert rig.machine.tick(START + 10) == ITEMS
     assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
-    assert rig.machine.ready_count == ITEMS
+    assert rig.machine.log.ready_count == ITEMS
 
 
 def test_a_large_lease_with_gaps_that_expires_writes_no_payload_and_few_bytes() -> None:
@@ -100,7 +100,7 @@ def test_a_delayed_retry_of_many_writes_no_payload_and_few_bytes() -> None:
     assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
     rig.machine.tick(START + 50)
     assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
-    assert rig.machine.ready_count == ITEMS
+    assert rig.machine.log.ready_count == ITEMS
 
 
 def test_a_dying_lease_of_many_writes_no_payload_and_few_bytes() -> None:
@@ -118,10 +118,10 @@ def test_a_stray_id_does_not_read_the_line() -> None:
     rig.close(rig.lease(100))
     rig.lease(100)
     rig.commit()
-    line = rig.machine.ready
-    rig.machine.ready = Forbidden()  # type: ignore[assignment]
+    line = rig.machine.log.ready
+    rig.machine.log.ready = Forbidden()  # type: ignore[assignment]
     _, ignored = rig.settle([*range(100), 500, 5_999, 6_000])
-    rig.machine.ready = line
+    rig.machine.log.ready = line
     assert ignored == [*((offset, "completed") for offset in range(100)), (500, "not_leased"), (5_999, "not_leased"), (6_000, "unknown")]
 
 
@@ -186,7 +186,7 @@ def test_a_clear_writes_nothing_but_what_it_deletes() -> None:
 
 def test_items_that_are_taken_out_write_one_record_an_extent_and_one_for_all() -> None:
     rig = backlog(60)
-    rig.machine.redrive(array_of([*range(1_000, 1_100, 2), *range(2_050, 2_100)]), "orders", START)
+    rig.machine.transfers.redrive(array_of([*range(1_000, 1_100, 2), *range(2_050, 2_100)]), "orders", START)
     changes = rig.commit()
     assert changes is not None
     assert touched(changes) == 3
@@ -208,19 +208,19 @@ def test_leases_that_run_out_over_and_over_leave_a_bounded_number_of_records(mon
 
 def test_items_that_move_cost_no_more_than_a_lease_and_a_produce() -> None:
     rig, there = backlog(3, ITEMS // 4), Rig()
-    number, items = rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, False, START)
+    number, items = rig.machine.transfers.move_out(ITEMS, MAX_LEASE_BYTES, 1, False, START)
     changes = rig.commit()
     assert changes is not None
     assert items == 3 * ITEMS // 4
     assert list(changes.puts) == [(RecordKind.LEASE, str(number))]
     assert touched(changes) == 1
-    lives = lives_of(rig.machine.transfers[number])
+    lives = lives_of(rig.machine.transfers.by_number[number])
     assert len(lives) == 3
     there.machine.produce(batch_of([Row(PAYLOAD)] * items), START, ProduceKey("m", "move/q.0", number), lives)
     changes = there.commit()
     # A blob with its record, an extent, and what is remembered of the move.
     assert touched(changes) == 4
-    rig.machine.transferred(number)
+    rig.machine.transfers.end(number)
     assert touched(rig.commit()) == 1 + 3 * 3
 
 
@@ -229,17 +229,17 @@ def test_a_mass_of_scheduled_items_that_moves_leaves_nothing_in_the_line() -> No
     for n in range(MAX_PIECES):
         rig.produce([Row(PAYLOAD, START + 1_000 + n)])
     rig.commit()
-    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MAX_PIECES
-    assert len(rig.machine.ready) == 1
+    assert rig.machine.transfers.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MAX_PIECES
+    assert len(rig.machine.log.ready) == 1
     rig.commit()
 
 
 def test_items_that_lie_apart_move_a_few_at_a_time() -> None:
     """Each costs as much as a blob full of neighbours, and clients wait for a turn."""
     rig = backlog(200, 1)
-    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, False, START)[1] == MAX_PIECES
+    assert rig.machine.transfers.move_out(ITEMS, MAX_LEASE_BYTES, 1, False, START)[1] == MAX_PIECES
     later = Rig()
     for due_at in range(200):
         later.produce([Row(PAYLOAD, enqueue_at=START + 1_000 + due_at)])
     later.commit()
-    assert later.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MAX_PIECES
+    assert later.machine.transfers.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MAX_PIECES

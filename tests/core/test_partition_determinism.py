@@ -23,12 +23,12 @@ def history(seed: int, turns: int = 50) -> str:
     for turn in range(turns):
         now += chance.randrange(30)
         rig.machine.tick(now)
-        for number in list(rig.machine.transfers)[:1]:
-            rig.machine.transferred(number)
+        for number in list(rig.machine.transfers.by_number)[:1]:
+            rig.machine.transfers.end(number)
         key = ProduceKey(f"k{turn}", chance.choice([None, "g"]), turn) if chance.random() < 0.5 else None
         rig.produce([Row(b"%d" % n, now + chance.randrange(-20, 20), chance.choice([None, "k"])) for n in range(5)], now, key)
         rig.machine.lease(chance.randrange(1, 9), "c", now + chance.randrange(60), now, chance.choice([None, "k"]))
-        offsets = array_of(chance.randrange(rig.machine.header.next) for _ in range(8))
+        offsets = array_of(chance.randrange(rig.machine.log.header.next) for _ in range(8))
         rig.machine.settle_offsets(offsets, chance.choice(DISPOSITIONS), now, chance.random() < 0.5, Settled())
         for number in list(rig.machine.leases)[: chance.randrange(2)]:
             rig.machine.close_lease(rig.machine.leases[number], now, Settled())
@@ -39,22 +39,22 @@ def history(seed: int, turns: int = 50) -> str:
         if changes is not None:
             written = (changes.txn, changes.header, list(changes.puts.items()), sorted(changes.deletes), changes.blobs)
             said.update(repr((written, sorted(changes.dropped_blobs))).encode())
-    assert rig.machine.header.completed
-    assert rig.machine.header.dead
+    assert rig.machine.log.header.completed
+    assert rig.machine.log.header.dead
     assert ready_slices(rig.machine, 1)
     return said.hexdigest()
 
 
 def rebalance(rig: Rig, chance: random.Random, now: int, turn: int) -> None:
     """Items go to another partition, others come from there; keys go, and come back."""
-    rig.machine.move_out(chance.randrange(1, 4), 1 << 20, 1, chance.random() < 0.5, now)
+    rig.machine.transfers.move_out(chance.randrange(1, 4), 1 << 20, 1, chance.random() < 0.5, now)
     lives = [MovedItem(chance.randrange(1, 3), now - chance.randrange(3), 1, 0, now + chance.choice([0, 40])) for _ in range(3)]
     rows = [Row(b"m")] * sum(life.rows for life in lives)
     rig.machine.produce(batch_of(rows), now, ProduceKey("m", "move/q.1", turn), lives)
     slots = chance.sample(range(16), 5)
-    given = rig.machine.give_keys(slots, 16, 2 * turn + 1, 0)
-    rig.machine.take_keys(slots, 16, 2 * turn + 2, given)
-    rig.machine.shut("open", turn)
+    given = rig.machine.admission.give_keys(slots, 16, 2 * turn + 1, 0)
+    rig.machine.admission.take_keys(slots, 16, 2 * turn + 2, given)
+    rig.machine.admission.shut("open", turn)
 
 
 def test_the_same_history_writes_the_same_bytes_in_another_process(repository: Path) -> None:

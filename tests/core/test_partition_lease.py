@@ -21,7 +21,7 @@ def test_a_lease_takes_the_oldest_across_extents_and_blobs() -> None:
     assert rig.served(open_slices(first)) == [Served(0, 0, 1, b"a"), Served(1, 1, 1, b"b"), Served(2, 2, 1, b"c")]
     assert rig.served(open_slices(second)) == [Served(3, 3, 1, b"d"), Served(4, 4, 1, b"e")]
     assert [(part.first, part.count, part.base) for part in first.parts] == [(0, 2, 0), (2, 1, 2)]
-    assert (rig.machine.ready_count, rig.machine.leased_count) == (0, 5)
+    assert (rig.machine.log.ready_count, rig.machine.leased_count) == (0, 5)
 
 
 def test_a_lease_ends_before_the_offset_that_it_names() -> None:
@@ -41,7 +41,7 @@ def test_a_lease_ends_before_the_offset_that_it_names() -> None:
     assert second is not None
     assert [served.payload for served in rig.served(open_slices(second))] == [b"c", b"d"]
     assert machine.lease(10, "c", START + 1, START, before=4) is None
-    assert machine.ready_count == 2
+    assert machine.log.ready_count == 2
 
 
 def test_nothing_ready_is_no_lease_and_no_change() -> None:
@@ -69,7 +69,7 @@ def test_a_produce_after_a_lease_of_part_of_the_same_extent_joins_it() -> None:
     lease = rig.lease(1)
     rig.produce(rows_of("c"))
     rig.commit()
-    assert len(rig.machine.extents) == 1
+    assert len(rig.machine.log.extents) == 1
     rig.close(lease)
     rig.reload()
     assert [served.offset for served in rig.ready()] == [1, 2]
@@ -100,7 +100,7 @@ def test_an_item_larger_than_a_lease_may_be_is_leased_alone() -> None:
     for _ in range(2):
         rig.produce([Row(b"x" * (MAX_LEASE_BYTES + 1))])
     assert rig.lease(10).count == 1
-    assert rig.machine.ready_count == 1
+    assert rig.machine.log.ready_count == 1
 
 
 def test_a_lease_key_finds_the_live_leases_taken_under_it() -> None:
@@ -167,7 +167,7 @@ def test_a_look_at_what_comes_next_takes_nothing() -> None:
     assert rig.served(ready_slices(rig.machine, 1)) == [Served(1, 1, 0, b"b")]
     assert rig.served(ready_slices(rig.machine, 3)) == [Served(1, 1, 0, b"b"), Served(2, 2, 0, b"c"), Served(3, 0, 1, b"a")]
     assert ready_slices(rig.machine, 0) == []
-    assert rig.machine.ready_count == 3
+    assert rig.machine.log.ready_count == 3
 
 
 def test_the_counts_balance() -> None:

@@ -78,7 +78,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule(rows=ROWS)
     def produce(self, rows: list[tuple[int | None, str | None]]) -> None:
-        first = self.rig.machine.header.next
+        first = self.rig.machine.log.header.next
         body = [
             Row(f"{origin}".encode(), None if delay is None else self.now + delay, kind) for origin, (delay, kind) in enumerate(rows, first)
         ]
@@ -166,19 +166,19 @@ class PartitionMachine(RuleBasedStateMachine):
     def redrive(self, picks: list[int], wild: list[int], queue: str) -> None:
         ready = [item.offset for item in self.model.ready() if item.offset is not None]
         offsets = array_of([*wild, *(ready[pick % len(ready)] for pick in picks if ready)])
-        number, items = self.rig.machine.redrive(offsets, queue, self.now)
+        number, items = self.rig.machine.transfers.redrive(offsets, queue, self.now)
         assert items == self.model.redrive(offsets.tolist(), queue, self.now)
         assert (number > 0) == (items > 0)
 
     @rule(limit=st.integers(1, 12), to=st.integers(1, 2), due=st.booleans())
     def move_out(self, limit: int, to: int, due: bool) -> None:
         machine = self.rig.machine
-        number, items = machine.move_out(limit, 1 << 60, to, due, self.now)
-        pieces = open_slices(machine.transfers[number]) if number else []
+        number, items = machine.transfers.move_out(limit, 1 << 60, to, due, self.now)
+        pieces = open_slices(machine.transfers.by_number[number]) if number else []
         chosen = [piece.blob + row for piece in pieces for row in piece.rows.tolist()]
         assert (items, number > 0) == (len(chosen), items > 0)
         self.model.move_out(chosen, limit, to, due, self.now)
-        lives = lives_of(machine.transfers[number]) if number else ()
+        lives = lives_of(machine.transfers.by_number[number]) if number else ()
         assert [life.rows for life in lives] == [len(piece.rows) for piece in pieces]
         moved = [self.model.items[origin] for origin in chosen]
         assert [life[1:] for life in lives for _ in range(life.rows)] == [
@@ -188,7 +188,7 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(lives=st.lists(LIVES, min_size=1, max_size=5), shift=st.sampled_from([0, 0, -40]))
     def others_arrive(self, lives: list[MovedItem], shift: Millis) -> None:
         """From another partition. It may take longer than it was to be until they are due, or expire."""
-        first = self.rig.machine.header.next
+        first = self.rig.machine.log.header.next
         lives = [
             life._replace(
                 enqueued_at=self.now - life.enqueued_at,
@@ -210,7 +210,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def delete(self, picks: list[int], wild: list[int]) -> None:
         live = [item.origin if item.place == "due" else item.offset for item in self.model.at("ready", "due", "leased")]
         offsets = array_of([*wild, *(offset for pick in picks if live and (offset := live[pick % len(live)]) is not None)])
-        dropped = self.rig.machine.drop(offsets, self.now)
+        dropped = self.rig.machine.log.drop(offsets, self.now)
         assert sorted(dropped.tolist()) == self.model.drop(offsets.tolist(), self.now)
         for offset in set(offsets.tolist()) - set(dropped.tolist()):
             leased = any(item.offset == offset for item in self.model.leased())
@@ -229,12 +229,14 @@ class PartitionMachine(RuleBasedStateMachine):
         timer = self.rig.machine.next_timer()
         assert timer is None or timer > self.now
 
-    @precondition(lambda self: self.rig.machine.transfers)
+    @precondition(lambda self: self.rig.machine.transfers.by_number)
     @rule(pick=st.integers(0, 20), arrives=st.booleans())
     def a_transfer_ends(self, pick: int, arrives: bool) -> None:
-        machine, numbers = self.rig.machine, sorted(self.rig.machine.transfers)
+        machine, numbers = self.rig.machine, sorted(self.rig.machine.transfers.by_number)
         number = numbers[pick % len(numbers)]
-        for end in (machine.transferred, machine.call_back) if arrives else (machine.call_back, machine.transferred):
+        for end in (
+            (machine.transfers.end, machine.transfers.call_back) if arrives else (machine.transfers.call_back, machine.transfers.end)
+        ):
             end(number)
         (self.model.transferred if arrives else self.model.called_back)(number)
 
@@ -301,7 +303,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def _payloads_are_whole(self) -> None:
         machine, items = self.rig.machine, self.model.items
         shown = self.rig.ready()
-        for lease in (*machine.leases.values(), *machine.transfers.values()):
+        for lease in (*machine.leases.values(), *machine.transfers.by_number.values()):
             shown += self.rig.served(open_slices(lease))
         for served in shown:
             assert (served.payload, served.kind) == (items[served.origin].row.payload, items[served.origin].row.kind)
@@ -317,18 +319,18 @@ class PartitionMachine(RuleBasedStateMachine):
         self.now = START + 1_000 * KEY_WINDOW
         self.time_passes(0)
         self.the_model_agrees()
-        while machine.ready_count:
+        while machine.log.ready_count:
             self.lease(12, 0, "c", None)
         for lease in list(machine.leases.values()):
             self.rig.close(lease, self.now)
-        for number in list(machine.transfers):
-            machine.transferred(number)
+        for number in list(machine.transfers.by_number):
+            machine.transfers.end(number)
         self.rig.commit()
-        header = machine.header
+        header = machine.log.header
         gone = header.completed + header.dead + header.cleared + header.redriven + header.moved
         assert header.produced + header.moved_in == gone
         assert not self.rig.disk.blobs
-        assert not machine.ready, "what is gone is held"
+        assert not machine.log.ready, "what is gone is held"
         assert {kind.value for kind, _ in self.rig.disk.records} <= {"key", "lease"}
         assert sum(kind.value == "lease" for kind, _ in self.rig.disk.records) <= REMEMBERS
 
@@ -358,7 +360,7 @@ def test_an_expired_item_that_is_called_back_is_not_leased_before_it_dies() -> N
     rig.produce([Row(b"x")])
     now = START + 60
     assert rig.machine.tick(now) == 1
-    rig.machine.call_back(next(iter(rig.machine.transfers)))
+    rig.machine.transfers.call_back(next(iter(rig.machine.transfers.by_number)))
     assert rig.machine.lease(1, "c", now + 10, now) is None
     assert rig.machine.tick(now) == 1
-    assert len(rig.machine.transfers) == 1
+    assert len(rig.machine.transfers.by_number) == 1

@@ -120,9 +120,9 @@ class TwoPartitions(RuleBasedStateMachine):
     def produce(self, side: int, count: int, delay: Millis | None, luck: str) -> None:
         for each in (side, 1 - side):
             machine = self.rigs[each].machine
-            assert machine.refuses(None) == (machine.shutting != "open")
-        side = 1 - side if self.rigs[side].machine.refuses(None) else side
-        if self.rigs[side].machine.refuses(None):
+            assert machine.admission.refuses(None) == (machine.admission.shutting != "open")
+        side = 1 - side if self.rigs[side].machine.admission.refuses(None) else side
+        if self.rigs[side].machine.admission.refuses(None):
             return
         rows = self._rows(count, delay)
         placed = self._do(side, luck, lambda machine: machine.produce(batch_from_rows(rows), self.now))
@@ -144,8 +144,8 @@ class TwoPartitions(RuleBasedStateMachine):
         if side is None:
             return
         machine = self.rigs[side].machine
-        if machine.refuses(key):
-            assert side != self.homes[place] or machine.shutting != "open", "nobody takes the key"
+        if machine.admission.refuses(key):
+            assert side != self.homes[place] or machine.admission.shutting != "open", "nobody takes the key"
             return
         rows = self.bodies.setdefault(key, self._rows(count, None))
         placed = self._do(side, luck, lambda machine: machine.produce(batch_from_rows(rows), self.now, key))
@@ -202,9 +202,9 @@ class TwoPartitions(RuleBasedStateMachine):
 
     @rule(side=SIDE, limit=st.integers(1, 7), scheduled=st.booleans(), small=st.booleans(), luck=LUCK)
     def move_out(self, side: int, limit: int, scheduled: bool, small: bool, luck: str) -> None:
-        if self.rigs[1 - side].machine.shutting == "open":
+        if self.rigs[1 - side].machine.admission.shutting == "open":
             room = 1 if small else 1 << 30
-            self._do(side, luck, lambda machine: machine.move_out(limit, room, 1 - side, scheduled, self.now))
+            self._do(side, luck, lambda machine: machine.transfers.move_out(limit, room, 1 - side, scheduled, self.now))
 
     def _move_key(self, side: int, number: int) -> ProduceKey:
         group = f"{MOVE_GROUP}q.{side}"
@@ -216,11 +216,11 @@ class TwoPartitions(RuleBasedStateMachine):
         self.move_out(side, limit, scheduled, False, "heard")
         self.carry(side, there, here)
 
-    @precondition(lambda self: any(rig.machine.transfers for rig in self.rigs))
+    @precondition(lambda self: any(rig.machine.transfers.by_number for rig in self.rigs))
     @rule(side=SIDE, there=LUCK, here=LUCK)
     def carry(self, side: int, there: str, here: str) -> None:
         """One transfer after the other. That it has arrived may not be heard: then it is sent again."""
-        transfers = self.rigs[side].machine.transfers
+        transfers = self.rigs[side].machine.transfers.by_number
         if not transfers:
             return
         number, transfer = next(iter(transfers.items()))
@@ -231,18 +231,18 @@ class TwoPartitions(RuleBasedStateMachine):
                 assert found.spot.origin == piece.blob + row
                 rows.append({"payload": found.payload, "kind": found.kind, "headers": found.headers, "origin": found.origin})
         key, lives = self._move_key(side, number), lives_of(transfer)
-        assert not self.rigs[1 - side].machine.refuses(key), "what is on its way must arrive"
+        assert not self.rigs[1 - side].machine.admission.refuses(key), "what is on its way must arrive"
         arrived = self._do(1 - side, there, lambda machine: machine.produce(batch_from_rows(rows), self.now, key, lives))
         if arrived is not None and there == "heard":
-            self._do(side, here, lambda machine: machine.transferred(number))
+            self._do(side, here, lambda machine: machine.transfers.end(number))
 
     @rule(side=SIDE, luck=LUCK)
     def call_back(self, side: int, luck: str) -> None:
         """Only what surely has not arrived."""
-        numbers = [number for number in self.rigs[side].machine.transfers if not self._has_arrived(side, number)]
-        if numbers and numbers[0] == next(iter(self.rigs[side].machine.transfers)):
+        numbers = [number for number in self.rigs[side].machine.transfers.by_number if not self._has_arrived(side, number)]
+        if numbers and numbers[0] == next(iter(self.rigs[side].machine.transfers.by_number)):
             # Its number never comes again, so neither can what is still under way be taken later than this.
-            self._do(side, luck, lambda machine: machine.call_back(numbers[0]))
+            self._do(side, luck, lambda machine: machine.transfers.call_back(numbers[0]))
 
     def _has_arrived(self, side: int, number: int) -> bool:
         return self.rigs[1 - side].machine.keys.has(self._move_key(side, number))
@@ -252,21 +252,21 @@ class TwoPartitions(RuleBasedStateMachine):
     @rule(side=SIDE, shutting=st.sampled_from(["open", "open", "open", "read_only", "sealed", "sealed"]), later=LATER, luck=LUCK)
     def shut(self, side: int, shutting: Shutting, later: bool, luck: str) -> None:
         machine, other = self.rigs[side].machine, self.rigs[1 - side].machine
-        if shutting == "sealed" and (machine.shutting == "open" or other.transfers):
+        if shutting == "sealed" and (machine.admission.shutting == "open" or other.transfers.by_number):
             return  # as a coordinator does
         self.cursor += later
-        was, cursor, empty = machine.shutting, machine.header.shut_cursor, machine.is_empty
+        was, cursor, empty = machine.admission.shutting, machine.log.header.shut_cursor, machine.admission.is_empty
         order = ["open", "read_only", "sealed"]
         wanted = shutting if shutting != "sealed" or empty else was
         if cursor == self.cursor:
             wanted = max(wanted, was, key=order.index)
 
         def step(machine: Partition) -> bool:
-            machine.shut(shutting, self.cursor)
+            machine.admission.shut(shutting, self.cursor)
             return True
 
         if self._do(side, luck, step):
-            assert self.rigs[side].machine.shutting == wanted
+            assert self.rigs[side].machine.admission.shutting == wanted
             self.shuts.append((side, shutting, self.cursor))
 
     @rule(side=SIDE, left=st.sampled_from(["nothing", "nothing", "ready", "due", "leased", "moving"]), luck=LUCK)
@@ -275,17 +275,17 @@ class TwoPartitions(RuleBasedStateMachine):
         self.shut(side, "read_only", True, "heard")
         if left != "leased":
             self.settle(side, 1, DONE, "heard")
-        if self.rigs[1 - side].machine.shutting != "open":
+        if self.rigs[1 - side].machine.admission.shutting != "open":
             return
         for scheduled in (True, False):
             if left == ("due" if scheduled else "ready"):
                 continue
-            while self.rigs[side].machine.transfers:
+            while self.rigs[side].machine.transfers.by_number:
                 self.carry(side, "heard", "heard")
             self.move_out(side, 100, scheduled, False, "heard")
-        while left != "moving" and self.rigs[side].machine.transfers:
+        while left != "moving" and self.rigs[side].machine.transfers.by_number:
             self.carry(side, "heard", "heard")
-        while self.rigs[1 - side].machine.transfers:
+        while self.rigs[1 - side].machine.transfers.by_number:
             self.carry(1 - side, "heard", "heard")
         self.shut(side, "sealed", False, luck)
 
@@ -294,17 +294,17 @@ class TwoPartitions(RuleBasedStateMachine):
     def an_old_coordinator_shuts(self, pick: int) -> None:
         side, shutting, cursor = self.shuts[pick % len(self.shuts)]
         machine = self.rigs[side].machine
-        if shutting == "sealed" and self.rigs[1 - side].machine.transfers:
+        if shutting == "sealed" and self.rigs[1 - side].machine.transfers.by_number:
             return
-        before = (machine.header.shut, machine.header.shut_cursor)
+        before = (machine.log.header.shut, machine.log.header.shut_cursor)
         try:
-            machine.shut(shutting, cursor)
+            machine.admission.shut(shutting, cursor)
         except SluicewayError as error:
             assert error.code == "version_conflict"
             assert cursor < before[1]
-            assert (machine.header.shut, machine.header.shut_cursor) == before
+            assert (machine.log.header.shut, machine.log.header.shut_cursor) == before
         else:
-            assert machine.header.shut >= before[0]
+            assert machine.log.header.shut >= before[0]
         self.rigs[side].commit()
 
     # ---- keys move --------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class TwoPartitions(RuleBasedStateMachine):
     def give(self, luck: str) -> None:
         now = self.hand_over
         assert now is not None
-        given = self._do(now.giver, luck, lambda machine: machine.give_keys(now.slots, SLOTS, now.cursor, now.giver))
+        given = self._do(now.giver, luck, lambda machine: machine.admission.give_keys(now.slots, SLOTS, now.cursor, now.giver))
         if given is not None and luck == "heard":
             assert self.given in (None, given), "a repetition gives another answer"
             self.given = given
@@ -348,7 +348,7 @@ class TwoPartitions(RuleBasedStateMachine):
         assert now is not None
 
         def step(machine: Partition) -> bool:
-            machine.take_keys(now.slots, SLOTS, now.cursor, given)
+            machine.admission.take_keys(now.slots, SLOTS, now.cursor, given)
             return True
 
         if self._do(now.taker, luck, step) and luck == "heard":
@@ -391,11 +391,11 @@ class TwoPartitions(RuleBasedStateMachine):
     def an_old_coordinator_hands_over(self, pick: int, takes: bool) -> None:
         old, given = self.past[pick % len(self.past)]
         if takes and (given is not None or old.back):
-            self.rigs[old.taker].machine.take_keys(old.slots, SLOTS, old.cursor, given)
+            self.rigs[old.taker].machine.admission.take_keys(old.slots, SLOTS, old.cursor, given)
             self.rigs[old.taker].commit()
         elif not takes:
             try:
-                self.rigs[old.giver].machine.give_keys(old.slots, SLOTS, old.cursor, old.giver)
+                self.rigs[old.giver].machine.admission.give_keys(old.slots, SLOTS, old.cursor, old.giver)
             except SluicewayError as error:
                 assert error.code == "version_conflict"
             self.rigs[old.giver].commit()
@@ -404,7 +404,7 @@ class TwoPartitions(RuleBasedStateMachine):
 
     def _found(self, side: int) -> Iterator[Found]:
         rig = self.rigs[side]
-        blobs = {number: rig.disk.rows(number) for number in rig.machine.blobs}
+        blobs = {number: rig.disk.rows(number) for number in rig.machine.log.blobs}
         rows = {number: blob.to_pylist() for number, blob in blobs.items() if isinstance(blob, pa.RecordBatch)}
         starts = sorted(rows)
         for spot in spots_of(rig.machine):
@@ -436,25 +436,25 @@ class TwoPartitions(RuleBasedStateMachine):
     @invariant()
     def what_is_sealed_is_empty(self) -> None:
         for rig in self.rigs if hasattr(self, "rigs") else ():
-            assert rig.machine.shutting != "sealed" or not list(spots_of(rig.machine))
+            assert rig.machine.admission.shutting != "sealed" or not list(spots_of(rig.machine))
 
     def teardown(self) -> None:
         if not hasattr(self, "rigs"):
             return
         for side in (0, 1):
-            while self.rigs[side].machine.transfers:
+            while self.rigs[side].machine.transfers.by_number:
                 self.carry(side, "heard", "heard")
         self.time_passes(100, "heard")
         for side in (0, 1):
-            while self.rigs[side].machine.ready_count:
+            while self.rigs[side].machine.log.ready_count:
                 self.lease(side, 6, "heard")
             self.settle(side, 1, DONE, "heard")
         self.each_item_is_in_one_place_and_as_it_was()
         assert not self.facts
-        totals = [rig.machine.header for rig in self.rigs]
+        totals = [rig.machine.log.header for rig in self.rigs]
         assert sum(header.moved for header in totals) == sum(header.moved_in for header in totals)
         assert sum(header.produced for header in totals) == sum(header.completed for header in totals) == self.finished
-        assert all(rig.machine.is_empty for rig in self.rigs)
+        assert all(rig.machine.admission.is_empty for rig in self.rigs)
 
 
 def run(examples: int, steps: int) -> None:

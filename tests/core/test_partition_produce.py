@@ -78,8 +78,8 @@ def test_scheduled_rows_wait_beside_the_line_and_leave_holes() -> None:
     assert rig.produce(rows) == (0, 6, False)
     rig.commit()
     assert [(served.offset, served.payload) for served in rig.ready()] == [(0, b"a"), (2, b"c"), (5, b"f")]
-    assert rig.machine.scheduled_count == 3
-    assert len(rig.machine.dues) == 2
+    assert rig.machine.log.scheduled_count == 3
+    assert len(rig.machine.log.dues) == 2
     assert rig.machine.next_timer() == late
 
 
@@ -87,7 +87,7 @@ def test_rows_that_are_due_at_many_times_wait_in_as_many_entries() -> None:
     rig = Rig()
     rig.produce([Row(b"%d" % n, START + 1 + n * 7 % 50) for n in range(100)])
     rig.commit()
-    assert len(rig.machine.dues) == 50
+    assert len(rig.machine.log.dues) == 50
     for at in range(50):
         assert rig.machine.tick(START + 1 + at) == 2
     rig.commit()
@@ -120,7 +120,7 @@ def test_a_repetition_is_answered_and_adds_nothing(key: ProduceKey) -> None:
     changes = rig.commit()
     assert changes is not None
     assert not changes.puts
-    assert (rig.machine.header.produced, rig.machine.header.deduplicated, rig.machine.ready_count) == (2, 4, 2)
+    assert (rig.machine.log.header.produced, rig.machine.log.header.deduplicated, rig.machine.log.ready_count) == (2, 4, 2)
 
 
 @pytest.mark.parametrize("key", [ProduceKey("k"), ProduceKey("k", "g", 4)])
@@ -229,7 +229,7 @@ def test_a_group_takes_so_many_keys_of_a_sequence(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SluicewayError) as refused:
         rig.produce(rows_of("x"), key=ProduceKey("d", "group", 1))
     assert (refused.value.code, refused.value.field) == ("invalid_request", "idempotency_group")
-    assert rig.machine.header.next == 3
+    assert rig.machine.log.header.next == 3
     assert rig.produce(rows_of("x"), key=ProduceKey("a", "group", 1)) == (0, 1, True)
     assert rig.produce(rows_of("x"), key=ProduceKey("d", "group", 2)) == (3, 1, False)
     assert rig.produce(rows_of("x"), key=ProduceKey("d", "another", 1)) == (4, 1, False)

@@ -74,7 +74,7 @@ def test_a_partition_of_which_only_a_closed_lease_is_left_can_be_loaded() -> Non
     rig.lease(1)
     rig.settle([0], DEAD)
     rig.reload()
-    assert not rig.machine.extents
+    assert not rig.machine.log.extents
     assert reasons(rig, 0) == ["dead"]
 
 
@@ -85,7 +85,7 @@ def test_only_the_last_closed_leases_are_remembered(monkeypatch: pytest.MonkeyPa
         rig.lease(1)
         rig.settle([offset], DEAD)
         rig.commit()
-        assert len(rig.disk.records) - len(rig.machine.extents) - len(rig.machine.blobs) <= 3
+        assert len(rig.disk.records) - len(rig.machine.log.extents) - len(rig.machine.log.blobs) <= 3
     assert reasons(rig, 0, 1, 2, 3, 4) == ["settled", "settled", "dead", "dead", "dead"]
     rig.reload()
     assert reasons(rig, 1, 2) == ["settled", "dead"]
@@ -128,20 +128,20 @@ def test_clear_leaves_what_is_leased_and_takes_no_payload_along() -> None:
     rig.commit()
     assert rig.machine.clear(True, False, START) == (4, 0)
     rig.reload()
-    assert (rig.machine.ready_count, rig.machine.leased_count, rig.machine.scheduled_count) == (0, 2, 1)
+    assert (rig.machine.log.ready_count, rig.machine.leased_count, rig.machine.log.scheduled_count) == (0, 2, 1)
     assert rig.disk.blobs.keys() == {0, 6}
     assert rig.machine.clear(True, True, START) == (0, 1)
     rig.commit()
     rig.close(rig.machine.leases[lease.number])
     rig.commit()
     assert not rig.disk.blobs
-    assert rig.machine.header.cleared == 5
+    assert rig.machine.log.header.cleared == 5
 
 
 def test_the_line_goes_on_after_a_clear() -> None:
     rig = filled("abc")
     rig.machine.clear(True, False, START)
-    assert not rig.machine.ready
+    assert not rig.machine.log.ready
     rig.produce(rows_of("d"))
     rig.reload()
     assert [(served.offset, served.payload) for served in rig.ready()] == [(3, b"d")]
@@ -149,15 +149,15 @@ def test_the_line_goes_on_after_a_clear() -> None:
 
 def test_items_are_taken_out_of_the_middle_of_the_line_and_the_rest_is_leased_in_order() -> None:
     rig = filled("abcdef", "ghi")
-    number, items = rig.machine.redrive(array_of([1, 2, 5, 6, 8, 50]), "orders", START)
+    number, items = rig.machine.transfers.redrive(array_of([1, 2, 5, 6, 8, 50]), "orders", START)
     assert items == 5
     rig.reload()
-    transfer = rig.machine.transfers[number]
+    transfer = rig.machine.transfers.by_number[number]
     assert (transfer.target, transfer.transfer, transfer.open) == ("orders", "", 5)
     assert [served.payload for served in rig.ready()] == [b"a", b"d", b"e", b"h"]
     lease = rig.lease(3)
     assert [(part.first, part.count) for part in lease.parts] == [(0, 1), (3, 2)]
-    rig.machine.call_back(number)
+    rig.machine.transfers.call_back(number)
     rig.reload()
     assert [served.offset for served in rig.ready()] == [7, 9, 10, 11, 12, 13]
     assert [served.payload for served in rig.ready()] == [b"h", b"b", b"c", b"f", b"g", b"i"]
@@ -216,7 +216,7 @@ def test_a_closed_lease_over_a_gap_is_remembered_as_what_it_was() -> None:
     rig = Rig()
     rig.produce(rows_of(*"abcdef"))
     rig.commit()
-    rig.machine.redrive(array_of([2, 3]), "elsewhere", START)
+    rig.machine.transfers.redrive(array_of([2, 3]), "elsewhere", START)
     taken = rig.lease(4)
     assert [(part.first, part.count) for part in taken.parts] == [(0, 2), (4, 2)]
     rig.settle([1, 5], Disposition("retry"))

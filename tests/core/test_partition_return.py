@@ -28,7 +28,9 @@ def filled(bodies: str, **options: int) -> Rig:
 
 
 def dying(rig: Rig) -> list[tuple[str | None, list[bytes]]]:
-    return [(each.transfer, [served.payload for served in rig.served(open_slices(each))]) for each in rig.machine.transfers.values()]
+    return [
+        (each.transfer, [served.payload for served in rig.served(open_slices(each))]) for each in rig.machine.transfers.by_number.values()
+    ]
 
 
 # Release
@@ -42,7 +44,7 @@ def test_released_items_come_back_at_the_tail_and_their_attempt_is_not_counted()
     rig.reload()
     assert rig.ready() == [Served(3, 3, 0, b"d"), Served(4, 1, 0, b"b"), Served(5, 0, 0, b"a"), Served(6, 2, 0, b"c")]
     assert rig.machine.lease_of(lease.number, None) == "released"
-    assert (rig.machine.header.released, rig.machine.header.leased) == (3, 3)
+    assert (rig.machine.log.header.released, rig.machine.log.header.leased) == (3, 3)
 
 
 def test_a_lease_that_is_released_drops_its_staged_dispositions() -> None:
@@ -68,11 +70,11 @@ def test_items_of_a_lease_that_ran_out_come_back_in_halves_until_each_is_alone()
         rig.machine.tick(now)
         rig.reload()
         sizes.append([])
-        while rig.machine.ready_count:
+        while rig.machine.log.ready_count:
             sizes[-1].append(rig.lease(100, now, timeout=10).count)
     # Two that never failed are leased together with as many of the others as those bear.
     assert sizes == [[4, 4, 2], [2, 2, 2, 2, 1, 1], [1] * 10]
-    assert rig.machine.header.expired == 8 + 10 + 10
+    assert rig.machine.log.header.expired == 8 + 10 + 10
 
 
 def test_what_may_be_leased_together_counts_only_what_was_open() -> None:
@@ -141,7 +143,7 @@ def test_a_release_does_not_back_off() -> None:
     rig.lease(2)
     rig.settle([0, 1], RELEASE)
     rig.commit()
-    assert (rig.machine.ready_count, rig.machine.scheduled_count) == (2, 0)
+    assert (rig.machine.log.ready_count, rig.machine.log.scheduled_count) == (2, 0)
 
 
 def test_a_lease_that_runs_out_backs_off_as_a_retry_does() -> None:
@@ -153,7 +155,7 @@ def test_a_lease_that_runs_out_backs_off_as_a_retry_does() -> None:
         rig.reload()
         now += 10
         assert rig.machine.tick(now) == 1
-        assert rig.machine.ready_count == 0
+        assert rig.machine.log.ready_count == 0
         rig.reload()
         timer = rig.machine.next_timer()
         assert timer is not None
@@ -161,7 +163,7 @@ def test_a_lease_that_runs_out_backs_off_as_a_retry_does() -> None:
         now = timer
         rig.machine.tick(now)
     assert waits == [100, 200, 400, 500, 500]
-    assert rig.machine.header.expired == 5
+    assert rig.machine.log.header.expired == 5
 
 
 def test_without_a_back_off_a_lease_that_runs_out_is_offered_again_at_once() -> None:
@@ -169,7 +171,7 @@ def test_without_a_back_off_a_lease_that_runs_out_is_offered_again_at_once() -> 
     rig.lease(2, timeout=10)
     assert rig.machine.tick(START + 10) == 2
     rig.commit()
-    assert (rig.machine.ready_count, rig.machine.scheduled_count) == (2, 0)
+    assert (rig.machine.log.ready_count, rig.machine.log.scheduled_count) == (2, 0)
 
 
 def test_leases_are_halved_also_where_items_back_off() -> None:
@@ -186,7 +188,7 @@ def test_leases_are_halved_also_where_items_back_off() -> None:
         now += 100
         rig.machine.tick(now)
         rig.reload()
-        while (ready := rig.machine.ready[0]).max_lease_size != max(1, sizes[-1] // 2):
+        while (ready := rig.machine.log.ready[0]).max_lease_size != max(1, sizes[-1] // 2):
             rig.close(rig.lease(ready.max_lease_size or 8, now), now)
     assert sizes == [8, 4, 2, 1]
 
@@ -199,11 +201,11 @@ def test_a_mass_expiry_with_a_back_off_is_scheduled_by_ranges() -> None:
     rig.machine.tick(START + 10)
     changes = rig.commit()
     assert changes is not None
-    assert len(rig.machine.dues) == 1
+    assert len(rig.machine.log.dues) == 1
     assert sum(map(len, changes.puts.values())) < 500
     assert rig.machine.tick(START + 110) == 10_000
     rig.commit()
-    assert len(rig.machine.extents) == 1
+    assert len(rig.machine.log.extents) == 1
 
 
 # Many small leases
@@ -221,7 +223,7 @@ def test_neighbours_whose_small_leases_run_out_come_back_as_one(backoff: RetryBa
     assert changes is not None
     assert sum(kind in (RecordKind.EXTENT, RecordKind.DUE) for kind, _ in changes.puts) == 1
     rig.machine.tick(START + 110)
-    assert [(extent.count, extent.max_lease_size) for extent in rig.machine.ready] == [(500, 1)]
+    assert [(extent.count, extent.max_lease_size) for extent in rig.machine.log.ready] == [(500, 1)]
     rig.commit()
     assert rig.lease(9, START + 110).count == 1, "each was alone in its lease, and is so again"
 
@@ -233,7 +235,7 @@ def test_what_comes_back_in_several_turns_is_one_extent_as_well() -> None:
     while rig.machine.leases:
         rig.machine.tick(START + 10, 7)
         rig.reload()
-    assert [extent.count for extent in rig.machine.extents.values()] == [90]
+    assert [extent.count for extent in rig.machine.log.extents.values()] == [90]
 
 
 def test_what_comes_back_with_other_attempts_is_not_joined() -> None:
@@ -279,9 +281,9 @@ def test_an_item_that_waited_too_long_dies(keeps_dead: int) -> None:
     rig.reload()
     assert rig.ready() == []
     assert dying(rig) == ([("expired", [b"b"]), ("expired", [b"c"])] if keeps_dead else [])
-    assert rig.machine.header.dead == (0 if keeps_dead else 2)
-    for number in list(rig.machine.transfers):
-        rig.machine.transferred(number)
+    assert rig.machine.log.header.dead == (0 if keeps_dead else 2)
+    for number in list(rig.machine.transfers.by_number):
+        rig.machine.transfers.end(number)
     rig.commit()
     assert not rig.disk.blobs
 
@@ -292,7 +294,7 @@ def test_a_scheduled_item_expires_so_long_after_it_was_due() -> None:
     rig.reload()
     assert [rig.machine.tick(START + at) for at in (30, 50, 79, 80)] == [1, 1, 0, 1]
     rig.commit()
-    assert rig.machine.header.dead == 2
+    assert rig.machine.log.header.dead == 2
 
 
 def test_a_live_lease_is_not_taken_away_and_what_it_puts_back_too_late_dies() -> None:
@@ -308,7 +310,7 @@ def test_a_live_lease_is_not_taken_away_and_what_it_puts_back_too_late_dies() ->
     rig.reload()
     late = "expired while it was leased"
     assert dying(rig) == [(late, [b"a"]), (late, [b"b"]), (f"{late}: the lease expired", [b"d"])]
-    assert (rig.machine.header.completed, rig.machine.header.retried, rig.machine.header.released) == (1, 0, 0)
+    assert (rig.machine.log.header.completed, rig.machine.log.header.retried, rig.machine.log.header.released) == (1, 0, 0)
 
 
 def test_a_retry_keeps_the_time_at_which_the_item_expires() -> None:
@@ -327,7 +329,7 @@ def test_an_item_that_is_due_after_it_has_expired_is_not_offered() -> None:
     rig.machine.tick(START + 70)
     rig.commit()
     assert rig.ready() == []
-    assert rig.machine.header.dead == 1
+    assert rig.machine.log.header.dead == 1
 
 
 def test_items_that_expire_leave_nothing_in_memory_though_nobody_leases() -> None:
@@ -336,8 +338,8 @@ def test_items_that_expire_leave_nothing_in_memory_though_nobody_leases() -> Non
         rig.produce(rows_of("a", "b"), START + turn)
         rig.machine.tick(START + turn)
         rig.commit()
-    assert len(rig.machine.ready) == len(rig.machine.extents) == 5
-    assert len(rig.machine.expiries) == 5
+    assert len(rig.machine.log.ready) == len(rig.machine.log.extents) == 5
+    assert len(rig.machine.log.expiries) == 5
 
 
 def test_what_is_gone_has_no_timer() -> None:
@@ -354,6 +356,6 @@ def test_what_is_on_its_way_to_another_queue_has_no_timer() -> None:
     rig.produce(rows_of("b"))
     rig.commit()
     assert rig.machine.next_timer() == START + 50
-    rig.machine.redrive(array_of([1]), "orders", START)
+    rig.machine.transfers.redrive(array_of([1]), "orders", START)
     assert rig.machine.next_timer() is None
     rig.commit()

@@ -32,7 +32,7 @@ def test_completing_part_of_a_lease_leaves_the_rest_open() -> None:
     assert (result, ignored) == (Settled(completed=2), [])
     lease = rig.machine.leases[lease.number]
     assert [served.payload for served in rig.served(open_slices(lease))] == [b"a", b"c"]
-    assert (rig.machine.leased_count, rig.machine.header.completed) == (2, 2)
+    assert (rig.machine.leased_count, rig.machine.log.header.completed) == (2, 2)
 
 
 def test_completing_all_of_a_lease_leaves_nothing_behind() -> None:
@@ -106,7 +106,7 @@ def test_an_item_that_is_dying_can_no_longer_be_settled(disposition: Disposition
     rig.settle([0], Disposition("dead", reason="bad"))
     rig.reload()
     assert rig.settle([0], disposition) == (Settled(), [(0, "dead")])
-    assert rig.machine.header.completed == 0
+    assert rig.machine.log.header.completed == 0
 
 
 def test_closing_a_lease_completes_what_is_open() -> None:
@@ -147,7 +147,7 @@ def test_a_delayed_retry_waits_beside_the_line(disposition: Disposition, due_at:
     rig.lease(2)
     assert rig.settle([0], disposition)[0] == Settled(retried=1)
     rig.reload()
-    assert (rig.machine.scheduled_count, rig.machine.ready_count) == (1, 0)
+    assert (rig.machine.log.scheduled_count, rig.machine.log.ready_count) == (1, 0)
     assert rig.machine.tick(due_at - 1) == 0
     assert rig.machine.tick(due_at) == 1
     rig.commit()
@@ -161,7 +161,7 @@ def test_a_retry_at_a_time_that_has_come_is_at_once(disposition: Disposition) ->
     rig = filled("a")
     rig.lease(1)
     rig.settle([0], disposition)
-    assert rig.machine.ready_count == 1
+    assert rig.machine.log.ready_count == 1
     rig.commit()
 
 
@@ -172,10 +172,10 @@ def test_a_retry_of_the_last_attempt_is_death() -> None:
     rig.lease(2)
     assert rig.settle([1, 2], Disposition("retry", retry_after=30, reason="timeout"))[0] == Settled(retried=1, dead=1)
     rig.reload()
-    (transfer,) = rig.machine.transfers.values()
+    (transfer,) = rig.machine.transfers.by_number.values()
     assert transfer.transfer == "max_attempts 2 reached: timeout"
     assert rig.served(open_slices(transfer)) == [Served(2, 0, 2, b"a")]
-    assert rig.machine.scheduled_count == 1
+    assert rig.machine.log.scheduled_count == 1
 
 
 def test_a_dead_item_waits_in_a_transfer_until_it_has_arrived() -> None:
@@ -184,16 +184,16 @@ def test_a_dead_item_waits_in_a_transfer_until_it_has_arrived() -> None:
     assert rig.settle([1, 4], Disposition("dead", reason="bad"))[0] == Settled(dead=2)
     rig.close(lease)
     rig.reload()
-    (number,) = rig.machine.transfers
-    transfer = rig.machine.transfers[number]
+    (number,) = rig.machine.transfers.by_number
+    transfer = rig.machine.transfers.by_number[number]
     assert (transfer.transfer, transfer.deadline, transfer.open) == ("bad", None, 2)
     assert rig.served(open_slices(transfer)) == [Served(1, 1, 1, b"b"), Served(4, 4, 1, b"e")]
-    assert rig.machine.header.dead == 0
+    assert rig.machine.log.header.dead == 0
     assert rig.machine.next_timer() is None
-    rig.machine.transferred(number)
-    rig.machine.transferred(number)
+    rig.machine.transfers.end(number)
+    rig.machine.transfers.end(number)
     rig.commit()
-    assert rig.machine.header.dead == 2
+    assert rig.machine.log.header.dead == 2
     assert not rig.disk.blobs
     assert rig.disk.records.keys() == {(RecordKind.LEASE, str(lease.number))}, "remembered, to tell what became of stale ids"
 
@@ -202,7 +202,7 @@ def test_a_dead_item_without_a_reason_is_called_rejected() -> None:
     rig = filled("a", keeps_dead=1)
     rig.lease(1)
     rig.settle([0], Disposition("dead"))
-    assert [transfer.transfer for transfer in rig.machine.transfers.values()] == ["rejected"]
+    assert [transfer.transfer for transfer in rig.machine.transfers.by_number.values()] == ["rejected"]
 
 
 def test_without_a_dead_queue_a_dead_item_is_dropped_and_counted() -> None:
@@ -211,7 +211,7 @@ def test_without_a_dead_queue_a_dead_item_is_dropped_and_counted() -> None:
     assert rig.settle([0], Disposition("dead"))[0] == Settled(dead=1)
     assert rig.settle([1], RETRY)[0] == Settled(dead=1)
     rig.commit()
-    assert (rig.machine.header.dead, len(rig.machine.transfers)) == (2, 0)
+    assert (rig.machine.log.header.dead, len(rig.machine.transfers.by_number)) == (2, 0)
     assert not rig.disk.blobs
 
 
@@ -219,9 +219,9 @@ def test_a_transfer_is_neither_completed_nor_extended_by_a_client() -> None:
     rig = filled("ab", keeps_dead=1)
     rig.lease(2)
     rig.settle([0], Disposition("dead"))
-    (number,) = rig.machine.transfers
+    (number,) = rig.machine.transfers.by_number
     assert rig.machine.lease_of(number, None) == "settled"
-    rig.machine.transferred(next(iter(rig.machine.leases)))
+    rig.machine.transfers.end(next(iter(rig.machine.leases)))
     assert rig.machine.leased_count == 1
 
 
@@ -239,8 +239,8 @@ def test_a_staged_disposition_takes_effect_when_the_lease_is_closed() -> None:
     assert lease.open == 6
     assert rig.close(lease, START + 10) == Settled(completed=3, retried=2, dead=1)
     rig.reload()
-    assert [due.due_at for due in rig.machine.dues.values()] == [START + 60]
-    assert [transfer.transfer for transfer in rig.machine.transfers.values()] == ["bad"]
+    assert [due.due_at for due in rig.machine.log.dues.values()] == [START + 60]
+    assert [transfer.transfer for transfer in rig.machine.transfers.by_number.values()] == ["bad"]
 
 
 def test_a_disposition_that_is_staged_anew_replaces_the_first() -> None:
@@ -252,7 +252,7 @@ def test_a_disposition_that_is_staged_anew_replaces_the_first() -> None:
     rig.settle([1], Disposition("dead", reason="worse"), stage=True)
     rig.commit()
     assert rig.close(lease) == Settled(completed=1, retried=1, dead=1)
-    assert [transfer.transfer for transfer in rig.machine.transfers.values()] == ["worse"]
+    assert [transfer.transfer for transfer in rig.machine.transfers.by_number.values()] == ["worse"]
     assert [served.origin for served in rig.ready()] == [0]
     rig.commit()
 
@@ -283,7 +283,7 @@ def test_staged_dispositions_are_dropped_when_the_lease_expires() -> None:
     rig.reload()
     rig.machine.tick(START + 10)
     rig.commit()
-    assert not rig.machine.transfers
+    assert not rig.machine.transfers.by_number
     assert [(served.origin, served.attempts) for served in rig.ready()] == [(0, 1), (1, 1)]
 
 
@@ -311,7 +311,7 @@ def test_a_scheduled_item_is_not_settled_by_its_id() -> None:
     assert rig.settle([0, 1]) == (Settled(), [(0, "not_leased"), (1, "not_leased")])
     rig.lease(1)
     assert rig.settle([1])[0] == Settled()
-    assert rig.machine.scheduled_count == 1
+    assert rig.machine.log.scheduled_count == 1
 
 
 def test_rows_that_follow_one_another_but_differ_in_attempts_do_not_join() -> None:

@@ -32,7 +32,7 @@ def test_an_expired_lease_gives_its_open_items_back() -> None:
     assert rig.ready() == [Served(2, 2, 0, b"c"), Served(3, 1, 1, b"b")]
     assert rig.machine.lease_of(lease.number, None) == "expired"
     assert rig.settle([0, 1]) == (Settled(), [(0, "completed"), (1, "expired")])
-    assert (rig.machine.header.expired, rig.machine.leased_count) == (1, 0)
+    assert (rig.machine.log.header.expired, rig.machine.leased_count) == (1, 0)
 
 
 @pytest.mark.parametrize("keeps_dead", [False, True])
@@ -47,9 +47,9 @@ def test_an_item_whose_last_attempt_expires_dies(keeps_dead: bool) -> None:
     assert rig.machine.tick(START + 20) == 2
     rig.commit()
     assert rig.ready() == [Served(3, 1, 1, b"b")]
-    assert rig.machine.header.expired == 2
-    assert rig.machine.header.dead == (not keeps_dead)
-    shown = [(transfer.transfer, rig.served(open_slices(transfer))) for transfer in rig.machine.transfers.values()]
+    assert rig.machine.log.header.expired == 2
+    assert rig.machine.log.header.dead == (not keeps_dead)
+    shown = [(transfer.transfer, rig.served(open_slices(transfer))) for transfer in rig.machine.transfers.by_number.values()]
     assert shown == ([("max_attempts 2 reached: the lease expired", [Served(2, 0, 2, b"a")])] if keeps_dead else [])
 
 
@@ -103,7 +103,7 @@ def test_the_noted_time_does_not_go_back_when_an_owner_is_a_little_behind_the_on
     rig.produce(rows_of("a"), START + MAX_CLOCK_STEP)
     rig.reload()
     rig.produce(rows_of("b"), START)
-    assert rig.machine.header.now == START + MAX_CLOCK_STEP
+    assert rig.machine.log.header.now == START + MAX_CLOCK_STEP
     rig.commit()
 
 
@@ -116,7 +116,7 @@ def test_all_is_decided_by_the_owners_clock_whatever_time_was_noted(behind: int)
     rig.close(next(iter(rig.machine.leases.values())), START + behind)
     rig.reload()
     rig.produce([Row(b"b", START - 1), Row(b"c", START + 40)], START)
-    assert (rig.machine.ready_count, rig.machine.scheduled_count) == (1, 1)
+    assert (rig.machine.log.ready_count, rig.machine.log.scheduled_count) == (1, 1)
     assert rig.machine.next_timer() == START + 40
     rig.lease(1, START)
     rig.settle([1], Disposition("retry", retry_after=30), START)
@@ -125,13 +125,13 @@ def test_all_is_decided_by_the_owners_clock_whatever_time_was_noted(behind: int)
     assert rig.machine.next_timer() == START + 40
     rig.machine.tick(START + 40)
     rig.machine.tick(START + 999)
-    assert rig.machine.ready_count == 2
+    assert rig.machine.log.ready_count == 2
     rig.machine.tick(START + 1_000)
-    assert rig.machine.ready_count == 1
+    assert rig.machine.log.ready_count == 1
     rig.machine.tick(START + 1_040)
-    assert rig.machine.ready_count == 0
+    assert rig.machine.log.ready_count == 0
     rig.commit()
-    assert rig.machine.header.now == START + max(1_040, behind if behind <= MAX_CLOCK_STEP else 0)
+    assert rig.machine.log.header.now == START + max(1_040, behind if behind <= MAX_CLOCK_STEP else 0)
 
 
 def test_an_item_that_keeps_coming_back_late_keeps_its_attempts() -> None:
@@ -145,8 +145,8 @@ def test_an_item_that_keeps_coming_back_late_keeps_its_attempts() -> None:
         assert (served.attempts, served.origin) == (attempt, 0)
         rig.settle([served.offset], Disposition("retry", retry_after=1), START + attempt)
         rig.reload()
-    assert rig.machine.scheduled_count == 1
-    assert rig.machine.header.retried == 3
+    assert rig.machine.log.scheduled_count == 1
+    assert rig.machine.log.header.retried == 3
 
 
 def close_one(machine: Partition, now: Millis) -> None:
@@ -187,7 +187,7 @@ def test_what_falls_due_after_it_has_expired_is_never_in_the_line() -> None:
     rig.settle([0], Disposition("retry", retry_after=HOUR))
     assert rig.machine.tick(START + 60_000, 1) > 0
     rig.commit()
-    assert (rig.machine.ready_count, rig.machine.scheduled_count, rig.machine.header.dead) == (0, 0, 1)
+    assert (rig.machine.log.ready_count, rig.machine.log.scheduled_count, rig.machine.log.header.dead) == (0, 0, 1)
     assert rig.machine.lease(1, "c", START + 90_000, START + 60_000) is None
 
 

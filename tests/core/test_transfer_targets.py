@@ -61,7 +61,7 @@ async def test_what_a_redrive_is_bound_to_outlives_a_restart(tmp_path: Path) -> 
         await service.pause("a", ["produce"], True)
         await service.redrive("dead", Redrive(100, 10, "a"))
     async with serving(tmp_path) as (service, _):
-        (transfer,) = service._drivers["dead"].queue.executors[0].partition.transfers.values()
+        (transfer,) = service._drivers["dead"].queue.executors[0].partition.transfers.by_number.values()
         assert transfer.target_incarnation == old.incarnation
         await service.delete_queue("a", True)
         await service.create_queue(spec("a"))
@@ -184,7 +184,7 @@ async def test_what_was_taken_back_is_sent_though_the_setting_was_changed_back(t
         record = await service.create_queue(spec("q", dead_queue="dead"))
         await service.pause("dead", ["produce"], True)
         await die(service, "x")
-        (number,) = service._drivers["q"].queue.executors[0].partition.transfers
+        (number,) = service._drivers["q"].queue.executors[0].partition.transfers.by_number
         group = f"{TRANSFER_GROUP}{record.incarnation}.0"
         await service.produce("dead", Produce(rows("x").slice(0, 0), 10_000, ProduceKey(f"{group}/{number}", group, number)))
         await service.pause("dead", ["produce"], False)

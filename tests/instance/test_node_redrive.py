@@ -136,7 +136,7 @@ async def test_a_redrive_does_not_take_what_it_saw_before_a_commit_failed_for_wh
             await redrive
         except SluicewayError as error:
             assert error.code == "unavailable"
-        await eventually(lambda: not executor.partition.transfers)
+        await eventually(lambda: not executor.partition.transfers.by_number)
         assert "b" not in payloads((await lease(service, "q1")).batches), "what was meant for q2 is in q1"
 
 

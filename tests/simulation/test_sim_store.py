@@ -92,8 +92,8 @@ def test_what_only_says_what_happened_makes_no_difference_to_where_items_are() -
     assert whole.keys.records
     assert whole.closed.why_lease(1) == "expired"
     assert stats_of(seen, 0) == stats_of(whole, 0)
-    assert seen.blobs == whole.blobs
-    assert seen.extents == whole.extents
+    assert seen.log.blobs == whole.log.blobs
+    assert seen.log.extents == whole.log.extents
     assert seen.leases == whole.leases
 
 

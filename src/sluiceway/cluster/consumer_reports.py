@@ -82,9 +82,9 @@ async def _consumers(driver: QueueDriver) -> Consumers:
     looked = 0
     for executor in driver.executors:
         partition = executor.partition
-        found.ready += partition.ready_count
+        found.ready += partition.log.ready_count
         found.leased += partition.leased_count
-        found.scheduled += partition.scheduled_count
+        found.scheduled += partition.log.scheduled_count
         leases = list(partition.leases.values())
         for start in range(0, len(leases), _SLICE):
             some = leases[start : start + _SLICE]

@@ -19,7 +19,7 @@ def fitting(partition: Partition, pieces: list[Slice], room: float) -> tuple[lis
     """The first rows that fit into `room` bytes (by each blob's average), and their bytes: a backlog may exceed memory."""
     chosen, used = [], 0.0
     for piece in pieces:
-        blob = partition.blobs[piece.blob]
+        blob = partition.log.blobs[piece.blob]
         each = max(1.0, blob.nbytes / blob.stored_rows)
         count = min(len(piece.rows), int((room - used) / each))
         if count:

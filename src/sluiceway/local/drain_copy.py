@@ -37,7 +37,7 @@ def _moves(driver: QueueDriver, partition: int) -> list[int]:
     """The numbers of moves in progress from that partition. Raises `not_here`."""
     if not driver.owns(partition):
         raise not_here(partition)
-    transfers = driver.executor(partition).partition.transfers
+    transfers = driver.executor(partition).partition.transfers.by_number
     return [number for number, lease in transfers.items() if lease.moves_to is not None]
 
 

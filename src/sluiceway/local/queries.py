@@ -62,7 +62,7 @@ async def list_items(driver: QueueDriver, request: ListItems) -> ItemsPage:
 async def ready_rows(driver: QueueDriver) -> AsyncIterator[tuple[int, pa.RecordBatch]]:
     """Yield all ready items, extent by extent, each batch with its partition's opening. Reflects the state at the time of each read."""
     for executor in driver.executors:
-        extents, opening = list(executor.partition.ready) if executor.takes_work else [], executor.opening
+        extents, opening = list(executor.partition.log.ready) if executor.takes_work else [], executor.opening
         for extent in extents:
             # Extent by extent, in its current state: the line may be long, and is served meanwhile.
             for batch in await driver.rows(executor.number, 0, queries.waiting_slices(executor.partition, extent)):
@@ -72,7 +72,7 @@ async def ready_rows(driver: QueueDriver) -> AsyncIterator[tuple[int, pa.RecordB
 def may_send_to(driver: QueueDriver, queue_name: str) -> bool:
     """Whether items may be on their way to that queue. A partition that is not open counts as a yes, since its contents are unknown."""
     for executor in driver.executors:
-        targets = {transfer.target or driver.record.dead_queue for transfer in executor.partition.transfers.values()}
+        targets = {transfer.target or driver.record.dead_queue for transfer in executor.partition.transfers.by_number.values()}
         if queue_name in targets or not executor.takes_work:
             return True
     return False

@@ -373,7 +373,7 @@ class QueueDriver:
     def refuses(self, number: int, key: ProduceKey) -> bool:
         """Whether that partition is open here, and takes no produce with that key, whose home is, or will be, elsewhere."""
         executor = self.queue.executors.get(number)
-        return executor is not None and executor.takes_work and executor.partition.refuses(key)
+        return executor is not None and executor.takes_work and executor.partition.admission.refuses(key)
 
     def backend(self, number: int) -> Backend:
         """The backend that holds that partition."""
@@ -531,7 +531,7 @@ class QueueDriver:
             snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.partition, effect.opening))
             with _collector_paused(len(snapshot.records)):
                 loaded: Any = load(snapshot)
-            self._context.clock.opened(self.record.queue_name, effect.partition, loaded.header.now)
+            self._context.clock.opened(self.record.queue_name, effect.partition, loaded.log.header.now)
         except StoreUnavailableError as error:
             loaded = error
         except (DamagedError, FencedError) as error:

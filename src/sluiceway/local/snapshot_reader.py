@@ -67,7 +67,7 @@ def _take(executor: PartitionExecutor, request: Browse, others: WeakSet[Snapshot
 
 
 def _find(executor: PartitionExecutor, name: str) -> Snapshot:
-    snapshot = executor.partition.snapshots.get(name)
+    snapshot = executor.partition.log.snapshots.get(name)
     if snapshot is None or snapshot.until <= system.now():
         raise _gone(executor.number)
     return snapshot
@@ -78,7 +78,7 @@ def _keep(executor: PartitionExecutor, snapshot: Snapshot, others: WeakSet[Snaps
     name = system.new_secret()
     snapshot.latest = system.now() + MAX_SNAPSHOT_AGE
     snapshot.until = snapshot.latest
-    executor.partition.pin(name, snapshot)
+    executor.partition.log.pin(name, snapshot)
     others.add(snapshot)
     return name
 

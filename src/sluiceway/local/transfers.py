@@ -44,7 +44,7 @@ class Transfers:
     def arrival(self, partition: int, number: int) -> asyncio.Future[bool]:
         """A future that tells whether a transfer's items have arrived or stay here; cancelled when another instance takes over."""
         executor = self._queue.executors.get(partition)
-        if executor is not None and number in executor.partition.transfers:
+        if executor is not None and number in executor.partition.transfers.by_number:
             return self._arrivals.setdefault((partition, number), asyncio.get_running_loop().create_future())
         known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if executor is None:
@@ -82,7 +82,7 @@ class Transfers:
     def _check_over(self, effect: Transfer) -> None:
         """Check that a transfer with missing rows has ended. If not, the rows are lost, and reporting it as done would hide that."""
         executor = self._queue.executors.get(effect.partition)
-        if executor is not None and effect.number in executor.partition.transfers:
+        if executor is not None and effect.number in executor.partition.transfers.by_number:
             error = DamagedError(f"blobs of transfer {effect.number} are missing")
             self._stop_partition(effect.partition, error)
             raise SluicewayError("partition_damaged", str(error))

@@ -10,7 +10,7 @@ from typing import Final
 
 from sluiceway.core.partition.idempotency_keys import KeyMemory
 from sluiceway.core.partition.key_slots import slot, slot_of_name
-from sluiceway.core.partition.transfers import TransferLog
+from sluiceway.core.partition.segment_log import SegmentLog
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import Shutting
@@ -20,21 +20,21 @@ SHUTTINGS: Final[tuple[Shutting, ...]] = ("open", "read_only", "sealed")
 """Indexed by the stored number; each further one takes less."""
 
 
-class Admission(TransferLog):
-    """A segment log with transfers and key memory that decides what it accepts."""
+class Admission:
+    """What a partition accepts: decided by the header of its segment log, and by its keys."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys = KeyMemory()
+    def __init__(self, log: SegmentLog, keys: KeyMemory) -> None:
+        self._log = log
+        self._keys = keys
 
     @property
     def shutting(self) -> Shutting:
-        return SHUTTINGS[self.header.shut]
+        return SHUTTINGS[self._log.header.shut]
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is ready, leased, scheduled or in transfer."""
-        return not self.extents and not self.dues
+        return not self._log.extents and not self._log.dues
 
     def refuses(self, key: ProduceKey | None) -> bool:
         """Whether a produce must go elsewhere, or wait.
@@ -43,14 +43,14 @@ class Admission(TransferLog):
         no other partition can say whether they have. Even a sealed partition confirms moves that it has taken.
         """
         if key is not None and is_move(key):
-            return self.header.shut == 2 and not self.keys.has(key)
-        return bool(self.header.shut) or (key is not None and bool(self.header.closed_slots) and self._is_closed(key))
+            return self._log.header.shut == 2 and not self._keys.has(key)
+        return bool(self._log.header.shut) or (key is not None and bool(self._log.header.closed_slots) and self._is_closed(key))
 
     def _is_closed(self, key: ProduceKey) -> bool:
-        return self._is_closed_slot(slot(key, self.header.slots_of))
+        return self._is_closed_slot(slot(key, self._log.header.slots_of))
 
     def _is_closed_slot(self, place: int) -> bool:
-        bits = self.header.closed_slots
+        bits = self._log.header.closed_slots
         return place >> 3 < len(bits) and bool(bits[place >> 3] >> (place & 7) & 1)
 
     # ---- shutting ---------------------------------------------------------------------------------------------
@@ -61,31 +61,31 @@ class Admission(TransferLog):
         Under the same cursor it can only be restricted further. Raises `version_conflict`.
         """
         self.follow_cursor(cursor)
-        wanted, header = SHUTTINGS.index(shutting), self.header
-        if wanted == 2 and not (self.is_empty and not self.keys.placed):
+        wanted, header = SHUTTINGS.index(shutting), self._log.header
+        if wanted == 2 and not (self.is_empty and not self._keys.placed):
             wanted = header.shut
         if cursor == header.shut_cursor:
             wanted = max(wanted, header.shut)
         if (wanted, cursor) != (header.shut, header.shut_cursor):
             header.shut, header.shut_cursor = wanted, cursor
-            self._changed = True
+            self._log.changed = True
 
     def follow_cursor(self, cursor: int) -> None:
         """Refuse requests of a superseded coordinator with `version_conflict`."""
-        if cursor < self.header.shut_cursor:
-            raise _outdated(cursor, self.header.shut_cursor)
+        if cursor < self._log.header.shut_cursor:
+            raise _outdated(cursor, self._log.header.shut_cursor)
 
     # ---- keys -------------------------------------------------------------------------------------------------
 
     def give_keys(self, slots: Iterable[int], of: int, cursor: int, partition: int) -> dict[str, bytes]:
         """Stop taking keys of these slots and return their records, with `partition`, this one's number, filled in. Raises
         `version_conflict`; and `too_many_items`, although the slots are then closed."""
-        header, chosen = self.header, frozenset(slots)
+        header, chosen = self._log.header, frozenset(slots)
         if cursor < header.given_cursor or cursor <= header.taken_cursor:
             raise _outdated(cursor, max(header.given_cursor, header.taken_cursor))
         self._set_closed(self._bits(of) | _as_bits(chosen), of)
         header.given_cursor = cursor
-        given = self.keys.of_slots(chosen, of, partition)
+        given = self._keys.of_slots(chosen, of, partition)
         if sum(len(name.encode()) + len(data) for name, data in given.items()) > MAX_KEYS_BYTES:
             raise SluicewayError("too_many_items", f"the keys of {len(chosen)} slots are more than {MAX_KEYS_BYTES} bytes")
         return given
@@ -93,38 +93,38 @@ class Admission(TransferLog):
     def take_keys(self, slots: Iterable[int], of: int, cursor: int, keys: Mapping[str, bytes] | None) -> None:
         """Start taking keys of these slots, replacing their records by `keys` (None: keep the records). Does nothing if it has taken that
         cursor, or has given or taken a higher one."""
-        header, chosen = self.header, frozenset(slots)
+        header, chosen = self._log.header, frozenset(slots)
         if cursor <= header.taken_cursor or cursor < header.given_cursor:
             return
         self._set_closed(self._bits(of) & ~_as_bits(chosen), of)
         header.taken_cursor = cursor
         if keys is not None:
-            self.keys.replace(chosen, of, keys)
+            self._keys.replace(chosen, of, keys)
 
     def note_answers(self, keys: Mapping[str, bytes]) -> None:
         """Record answers of a target of this home's intents. Raises `version_conflict` if another partition has become the home of one:
         only that one must note it, before the target forgets it."""
-        if self.header.closed_slots and any(self._is_closed_slot(slot_of_name(name[1:], self.header.slots_of)) for name in keys):
+        if self._log.header.closed_slots and any(self._is_closed_slot(slot_of_name(name[1:], self._log.header.slots_of)) for name in keys):
             raise SluicewayError("version_conflict", "another partition is the home of these keys now")
-        self.keys.note_answers(keys)
+        self._keys.note_answers(keys)
 
     def forget_answers(self, names: Iterable[str], cursor: int) -> None:
         """Forget answers that their homes have noted. Raises `version_conflict` if the partition takes items again: there may be more than
         was noted."""
         self.follow_cursor(cursor)
-        if not self.header.shut:
+        if not self._log.header.shut:
             raise SluicewayError("version_conflict", "the partition takes items again")
-        self.keys.forget_answers(tuple(names))
+        self._keys.forget_answers(tuple(names))
 
     def _bits(self, of: int) -> int:
-        if self.header.closed_slots and self.header.slots_of != of:
-            raise SluicewayError("version_conflict", f"the queue's keys have {self.header.slots_of} slots, not {of}")
-        return int.from_bytes(self.header.closed_slots, "little")
+        if self._log.header.closed_slots and self._log.header.slots_of != of:
+            raise SluicewayError("version_conflict", f"the queue's keys have {self._log.header.slots_of} slots, not {of}")
+        return int.from_bytes(self._log.header.closed_slots, "little")
 
     def _set_closed(self, bits: int, of: int) -> None:
-        self.header.closed_slots = bits.to_bytes(-(-bits.bit_length() // 8), "little")
-        self.header.slots_of = of
-        self._changed = True
+        self._log.header.closed_slots = bits.to_bytes(-(-bits.bit_length() // 8), "little")
+        self._log.header.slots_of = of
+        self._log.changed = True
 
 
 def is_move(key: ProduceKey) -> bool:

@@ -34,13 +34,13 @@ def compactions(partition: Partition) -> list[Compaction]:
 
     Valid for the partition as it is now, not after reloading: settlements that did not land are open again there.
     """
-    numbers = partition.long_sparse(MAX_COMPACTIONS)
+    numbers = partition.log.long_sparse(MAX_COMPACTIONS)
     if not numbers:
         return []
     found = open_rows(partition, numbers)
     # Equal counts of distinct rows prove that none is missing. On any mismatch the blob is left alone.
-    sure = [number for number in numbers if len(found[number]) == partition.blobs[number].open]
-    return [Compaction(number, partition.blobs[number].columns, to_array(found[number])) for number in sure]
+    sure = [number for number in numbers if len(found[number]) == partition.log.blobs[number].open]
+    return [Compaction(number, partition.log.blobs[number].columns, to_array(found[number])) for number in sure]
 
 
 def open_rows(partition: Partition, numbers: Collection[int]) -> dict[int, BitMap]:
@@ -49,13 +49,13 @@ def open_rows(partition: Partition, numbers: Collection[int]) -> dict[int, BitMa
     Visits each extent, scheduled entry and transfer of the partition once.
     """
     found = {number: BitMap() for number in numbers}
-    for extent in partition.extents.values():
+    for extent in partition.log.extents.values():
         if extent.blob.number in found:
             found[extent.blob.number].update(*_open_rows_of(partition, extent))
-    for due in partition.dues.values():
+    for due in partition.log.dues.values():
         if due.blob.number in found:
             found[due.blob.number].update(due.rows)
-    for transfer in partition.transfers.values():
+    for transfer in partition.transfers.by_number.values():
         if any(part.extent.blob.number in found for part in transfer.parts):
             for part, chosen in by_part(transfer, transfer.open_positions()):
                 if part.extent.blob.number in found:
@@ -65,7 +65,7 @@ def open_rows(partition: Partition, numbers: Collection[int]) -> dict[int, BitMa
 
 def _open_rows_of(partition: Partition, extent: Extent) -> Iterator[BitMap]:
     """The rows of an extent that wait in the line, and those in live leases."""
-    at = partition.at(extent)
+    at = partition.log.at(extent)
     yield rows_of_part(Part(extent, 0, extent.count, 0), extent.waiting(at))
     passed = np.arange(extent.first, extent.first + min(at, extent.count), dtype=np.int64)
     for run, place in partition.spans.split(passed):

@@ -31,7 +31,7 @@ def in_line(partition: Partition, start: int, limit: int) -> list[Listed]:
 
 def scheduled(partition: Partition, start: int, limit: int) -> list[Listed]:
     """Up to `limit` items not yet due, by the offset of their row when produced, from `start` on."""
-    dues = [due for due in partition.dues.values() if due.blob.number + due.blob.rows > start]
+    dues = [due for due in partition.log.dues.values() if due.blob.number + due.blob.rows > start]
     if not dues:
         return []
     offsets = np.concatenate([to_array(due.rows) + due.blob.number for due in dues])
@@ -53,7 +53,7 @@ def why_left(partition: Partition, offset: int) -> LeftReason:
     place = partition.spans.at(offset)
     if place is not None and offset - place[1].first + place[1].base not in place[0].settled:
         return "leased"
-    return "gone" if 0 <= offset < partition.header.next else "unknown"
+    return "gone" if 0 <= offset < partition.log.header.next else "unknown"
 
 
 def _leased(partition: Partition, start: int) -> Iterator[Listed]:
@@ -72,9 +72,9 @@ def _leased(partition: Partition, start: int) -> Iterator[Listed]:
 
 
 def _ready(partition: Partition, start: int) -> Iterator[Listed]:
-    for extent in partition.ready:
+    for extent in partition.log.ready:
         if extent.first + extent.count > start:
-            index = to_array(extent.waiting(max(partition.at(extent), start - extent.first)))
+            index = to_array(extent.waiting(max(partition.log.at(extent), start - extent.first)))
             if len(index):
                 rows = extent.rows_at(0, extent.count)[index]
                 piece = Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at, extent.blob.columns)

@@ -39,7 +39,8 @@ from sluiceway.core.partition.records import (
     pack,
     rows_of_part,
 )
-from sluiceway.core.partition.segment_log import RecordName
+from sluiceway.core.partition.segment_log import RecordName, SegmentLog
+from sluiceway.core.partition.transfers import TransferTable
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
@@ -69,11 +70,17 @@ class Intended(NamedTuple):
     memory: KeyMemory
 
 
-class Partition(Admission):
-    """The state of one partition, and its transitions."""
+class Partition:
+    """The state of one partition, and its transitions: the leases over its segment log.
+
+    `log` has the waiting items, `transfers` those that are leaving, `keys` the idempotency keys, `admission` what it accepts.
+    """
 
     def __init__(self, *, max_attempts: int = 0, keeps_dead: bool = False) -> None:
-        super().__init__()
+        self.log = SegmentLog()
+        self.transfers = TransferTable(self.log)
+        self.keys = KeyMemory()
+        self.admission = Admission(self.log, self.keys)
         self.follow(Rules(max_attempts, keeps_dead))
         self.txn = 0
         self.leases: dict[int, LeaseState] = {}
@@ -100,7 +107,7 @@ class Partition(Admission):
         """Append the rows; rows due later wait beside the line. `lives` marks rows moved from another partition. Raises `key_conflict`, and
         what `KeyMemory.find` raises.
 
-        Does not check whether the partition accepts them: see `refuses`.
+        Does not check whether the partition accepts them: see `Admission.refuses`.
         """
         digest = b""
         if key is not None:
@@ -112,7 +119,7 @@ class Partition(Admission):
                 return self._repeat(key, seen, digest)
         placed = self._store(batch, now, lives)
         if key is not None:
-            self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.header.now)
+            self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.log.header.now)
         return placed
 
     def produce_by_home(self, batch: Rows, now: Millis, key: ProduceKey, target: int | None) -> Placed | Intended:
@@ -131,7 +138,7 @@ class Partition(Admission):
             return Intended(seen.partition, seen, self.keys)
         if target is None or (seen is not None and not seen.is_intent):
             return self.produce(batch, now, key)
-        return Intended(target, self.keys.intend(key, batch.num_rows, target, self._at(now)), self.keys)
+        return Intended(target, self.keys.intend(key, batch.num_rows, target, self.log.record_time(now)), self.keys)
 
     def produce_by_intent(self, batch: Rows, now: Millis, key: ProduceKey, takes: bool) -> Placed | None:
         """Produce at the target of an intent: the rows are taken once, or refused for good (None).
@@ -142,34 +149,35 @@ class Partition(Admission):
         seen = self.keys.find(key, placed=True)
         if seen is not None and not seen.count:
             return None
-        if seen is None and (not takes or self.header.shut):
-            self.keys.remember(key, Seen(b"", None, 0), self._at(now), placed=True)
+        if seen is None and (not takes or self.log.header.shut):
+            self.keys.remember(key, Seen(b"", None, 0), self.log.record_time(now), placed=True)
             return None
         digest = digest_of(in_columns(batch))
         if seen is not None:
             return self._repeat(key, seen, digest)
         placed = self._store(batch, now, ())
-        self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.header.now, placed=True)
+        self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.log.header.now, placed=True)
         return placed
 
     def _repeat(self, key: ProduceKey, seen: Seen, digest: bytes) -> Placed:
         assert seen.first_offset is not None, "an intent is no answer"
         if seen.digest != digest:
             raise SluicewayError("key_conflict", f"idempotency_key: {key.key!r} was used for other items", "idempotency_key")
-        self.header.deduplicated += seen.count
-        self._changed = True
+        self.log.header.deduplicated += seen.count
+        self.log.changed = True
         return Placed(seen.first_offset, seen.count, True, seen.partition)
 
     def _store(self, batch: Rows, now: Millis, lives: Sequence[MovedItem]) -> Placed:
-        at = self._at(now)
-        first, count = self.header.next, batch.num_rows
+        log = self.log
+        at = log.record_time(now)
+        first, count = log.header.next, batch.num_rows
         if lives:
-            self._arrive(batch, lives, now)
+            self.transfers.arrive(batch, lives, now)
         elif count:
-            forming, row = self._forming_for(batch, at)
-            self.header.next += count
-            self.header.produced += count
-            self._place(forming.blob, row, count, due_times(batch, now), now, self.expire_timeout)
+            forming, row = log.forming_for(batch, at)
+            log.header.next += count
+            log.header.produced += count
+            log.append_new(forming.blob, row, count, due_times(batch, now), now, self.expire_timeout)
         return Placed(first, count, False)
 
     # ---- lease ------------------------------------------------------------------------------------------------
@@ -189,18 +197,19 @@ class Partition(Admission):
 
         With `before`, only items at lower offsets.
         """
-        parts, count, nbytes = self._take(want, room, at_least_one, now, before)
+        log = self.log
+        parts, count, nbytes = log.take(want, room, at_least_one, now, before)
         if not parts:
             return None
-        self._at(now)
-        self.header.lease_number += 1
-        self.header.leased += count
+        log.record_time(now)
+        log.header.lease_number += 1
+        log.header.leased += count
         self.leased_count += count
-        lease = LeaseState(self.header.lease_number, parts, count, client_id, deadline, lease_key, nbytes=nbytes)
+        lease = LeaseState(log.header.lease_number, parts, count, client_id, deadline, lease_key, nbytes=nbytes)
         if lease_key is not None and (name := (client_id, lease_key)) not in self.by_key:
             self._left_keys.discard(name) if name in self._left_keys else self._fresh_keys.add(name)
         self._enter(lease)
-        self._touch(RecordKind.LEASE, lease.number)
+        log.touch(RecordKind.LEASE, lease.number)
         return lease
 
     def _enter(self, lease: LeaseState) -> None:
@@ -228,7 +237,7 @@ class Partition(Admission):
         del self.leases[lease.number]
         self.spans.remove(lease)
         for forgotten in self.closed.add(lease):
-            self._touch(RecordKind.LEASE, forgotten)
+            self.log.touch(RecordKind.LEASE, forgotten)
         if lease.lease_key is not None:
             name = (lease.client_id, lease.lease_key)
             del self.by_key[name][lease.number]
@@ -258,14 +267,14 @@ class Partition(Admission):
         """The live lease (with `client_id`: of that client), or the reason why there is none."""
         lease = self.leases.get(number)
         if lease is None:
-            return self.closed.why_lease(number) or ("settled" if 0 < number <= self.header.lease_number else "unknown")
+            return self.closed.why_lease(number) or ("settled" if 0 < number <= self.log.header.lease_number else "unknown")
         return lease if client_id is None or lease.client_id == client_id else "not_yours"
 
     def extend(self, lease: LeaseState, deadline: Millis) -> None:
         """Set a live lease's deadline."""
         lease.deadline = deadline
         self._note_deadline(lease)
-        self._touch(RecordKind.LEASE, lease.number)
+        self.log.touch(RecordKind.LEASE, lease.number)
 
     # ---- settle -----------------------------------------------------------------------------------------------
 
@@ -319,9 +328,9 @@ class Partition(Admission):
 
     def _why_ignored(self, offset: int) -> IgnoredReason:
         """Why an offset is in no live lease. Constant cost in the backlog, since repeated calls are normal traffic."""
-        if not 0 <= offset < self.header.next:
+        if not 0 <= offset < self.log.header.next:
             return "unknown"
-        return self.closed.why_offset(offset) or ("not_leased" if offset >= self.header.head else "settled")
+        return self.closed.why_offset(offset) or ("not_leased" if offset >= self.log.header.head else "settled")
 
     def _stage(self, lease: LeaseState, positions: BitMap, disposition: Disposition) -> None:
         for other in [staged for staged in lease.staged if staged != disposition]:
@@ -330,55 +339,57 @@ class Partition(Admission):
                 del lease.staged[other]
         if disposition.verdict != "done":
             lease.staged[disposition] = lease.staged.get(disposition, BitMap()) | positions
-        self._touch(RecordKind.LEASE, lease.number)
+        self.log.touch(RecordKind.LEASE, lease.number)
 
     def _settle(self, lease: LeaseState, positions: BitMap, disposition: Disposition, now: Millis, result: Settled) -> None:
         """Close those open positions of a lease. The caller closes the lease itself."""
         if not positions:
             return
-        self._at(now)
+        self.log.record_time(now)
         stays = positions
         if disposition.verdict == "done":
-            self.header.completed += len(positions)
+            self.log.header.completed += len(positions)
         elif disposition.verdict == "dead":
-            self._die(lease, positions, disposition.reason or "rejected")
+            self._dead_letter(lease, positions, disposition.reason or "rejected")
             lease.tell("dead", positions)
         else:
             dying = self._put_back(lease, positions, disposition, now)
             for reason, those in dying.items():
-                self._die(lease, those, reason + (f": {disposition.reason}" if disposition.reason else ""))
+                self._dead_letter(lease, those, reason + (f": {disposition.reason}" if disposition.reason else ""))
                 lease.tell("dead", those)
                 result.count("dead", len(those))
                 stays = stays - those
             if disposition.verdict == "release":
-                self.header.released += len(stays)
+                self.log.header.released += len(stays)
                 lease.tell("released", stays)
             else:
-                self.header.retried += len(stays)
+                self.log.header.retried += len(stays)
                 lease.tell("retried", stays)
         result.count(disposition.verdict, len(stays))
-        self._shut(lease, positions)
+        self._close(lease, positions)
 
-    def _shut(self, lease: LeaseState, positions: BitMap) -> None:
+    def _close(self, lease: LeaseState, positions: BitMap) -> None:
         """Close the positions in this lease; wherever their rows went, they are already counted there."""
         lease.settled |= positions
         self.leased_count -= len(positions)
-        self._let_go(lease, positions)
-        self._touch(RecordKind.LEASE, lease.number)
+        self.log.close_leased(lease, positions)
+        self.log.touch(RecordKind.LEASE, lease.number)
 
     def _close_if_empty(self, lease: LeaseState) -> None:
         if lease.open == 0:
             self._leave(lease)
-            self._touch(RecordKind.LEASE, lease.number)
+            self.log.touch(RecordKind.LEASE, lease.number)
 
     def _put_back(self, lease: LeaseState, positions: BitMap, disposition: Disposition, now: Millis) -> dict[str, BitMap]:
         """Append the rows again, now or when due. Returns those that die instead, by reason."""
         back: Back = {}
-        dying = self._gather(lease, positions, disposition, now, back)
-        self._bring_back(back, now)
+        dying = self._collect_returns(lease, positions, disposition, now, back)
+        self._append_returns(back, now)
         return dying
 
-    def _gather(self, lease: LeaseState, positions: BitMap, disposition: Disposition | None, now: Millis, back: Back) -> dict[str, BitMap]:
+    def _collect_returns(
+        self, lease: LeaseState, positions: BitMap, disposition: Disposition | None, now: Millis, back: Back
+    ) -> dict[str, BitMap]:
         """Add rows to `back` (`disposition` None: the lease ran out). Returns the positions that die instead, by reason."""
         dying: dict[str, BitMap] = {}
         released = disposition is not None and disposition.verdict == "release"
@@ -408,13 +419,13 @@ class Partition(Admission):
                 blob.open += len(rows)
         return dying
 
-    def _bring_back(self, back: Back, now: Millis) -> None:
+    def _append_returns(self, back: Back, now: Millis) -> None:
         """Append the gathered rows: adjacent rows of a blob with equal attributes form one extent, across leases."""
         for (_, attempts, expires_at, max_lease_size, due_at), (blob, rows) in back.items():
             if due_at > now:
-                self._schedule(blob, rows, attempts, min(due_at, expires_at or due_at), expires_at, max_lease_size)
+                self.log.schedule(blob, rows, attempts, min(due_at, expires_at or due_at), expires_at, max_lease_size)
             else:
-                self._append_rows(blob, rows, attempts, expires_at, max_lease_size)
+                self.log.append_rows(blob, rows, attempts, expires_at, max_lease_size)
             blob.open -= len(rows)
         back.clear()
 
@@ -430,105 +441,108 @@ class Partition(Admission):
 
     # ---- dead items and clearing ------------------------------------------------------------------------------
 
-    def _die(self, lease: LeaseState, positions: BitMap, reason: str) -> None:
+    def _dead_letter(self, lease: LeaseState, positions: BitMap, reason: str) -> None:
         """Send those positions of a lease to the dead queue (they keep their offsets), or drop them."""
         if self.keeps_dead:
-            self._transfer(by_part(lease, positions), reason, self.dead_queue)
+            self.transfers.begin(by_part(lease, positions), reason, self.dead_queue)
         else:
-            self.header.dead += len(positions)
+            self.log.header.dead += len(positions)
 
     def clear(self, ready: bool, scheduled: bool, now: Millis) -> tuple[int, int]:
         """Drop waiting items. Returns the numbers of ready and of scheduled ones."""
-        self._at(now)
+        log = self.log
+        log.record_time(now)
         dropped, undue = 0, 0
-        for extent in list(self.ready) if ready else []:
-            taken = self._take_out(extent, extent.waiting(self.at(extent)))
+        for extent in list(log.ready) if ready else []:
+            taken = log.take_out(extent, extent.waiting(log.at(extent)))
             if taken:
                 dropped += len(taken)
-                self._close_positions(extent, len(taken))
-        for due in list(self.dues.values()) if scheduled else []:
-            self._unschedule(due)
+                log.close_positions(extent, len(taken))
+        for due in list(log.dues.values()) if scheduled else []:
+            log.unschedule(due)
             undue += len(due.rows)
-            self._free(due.blob, len(due.rows))
-        self.header.cleared += dropped + undue
+            log.free(due.blob, len(due.rows))
+        log.header.cleared += dropped + undue
         return dropped, undue
 
     # ---- time -------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> Millis | None:
         """Time of the next work for `tick`; None: none."""
+        log = self.log
         while self.deadlines:
             deadline, number = self.deadlines[0]
             if (lease := self.leases.get(number)) is not None and lease.deadline == deadline:
                 break
             heapq.heappop(self.deadlines)
-        while self.due_times and self.due_times[0][1] not in self.dues:
-            heapq.heappop(self.due_times)
-        while self.expiries and not self._may_expire(self.expiries[0][1]):
-            heapq.heappop(self.expiries)
+        while log.due_times and log.due_times[0][1] not in log.dues:
+            heapq.heappop(log.due_times)
+        while log.expiries and not self._may_expire(log.expiries[0][1]):
+            heapq.heappop(log.expiries)
         at = max(self.deadlines[0][0], self.grace_until) if self.deadlines else None
-        for heap in (self.due_times, self.expiries):
+        for heap in (log.due_times, log.expiries):
             if heap and (at is None or heap[0][0] < at):
                 at = heap[0][0]
-        for snapshot in self.snapshots.values():
+        for snapshot in log.snapshots.values():
             if at is None or snapshot.until < at:
                 at = snapshot.until
         return at
 
     def _may_expire(self, first: int) -> bool:
-        extent = self.extents.get(first)
-        return extent is not None and extent.run(self.at(extent))[1] > 0
+        extent = self.log.extents.get(first)
+        return extent is not None and extent.run(self.log.at(extent))[1] > 0
 
     def tick(self, now: Millis, most: int | None = None) -> int:
         """Put back items of expired leases, enter due items, let expired ones die: up to `most` leases and entries. Returns the items
         moved."""
+        log = self.log
         moved = self.ticked = 0
         back: Back = {}
-        self._let_go_of_snapshots(now)
+        log.release_snapshots(now)
         for _ in range(TIMER_BATCH if most is None else most):
             if (at := self.next_timer()) is None or at > now:
                 break
             self.ticked += 1
-            self._at(now)
-            is_due = bool(self.due_times) and self.due_times[0][0] == at
+            log.record_time(now)
+            is_due = bool(log.due_times) and log.due_times[0][0] == at
             if not is_due and self.deadlines and max(self.deadlines[0][0], self.grace_until) == at:
                 moved += self._run_out(self.leases[heapq.heappop(self.deadlines)[1]], now, back)
                 continue
-            self._bring_back(back, now)
+            self._append_returns(back, now)
             if is_due:
-                moved += self._fall_due(self.dues[heapq.heappop(self.due_times)[1]], now)
+                moved += self._fall_due(log.dues[heapq.heappop(log.due_times)[1]], now)
             else:
-                moved += self._expire(self.extents[heapq.heappop(self.expiries)[1]])
-        self._bring_back(back, now)
+                moved += self._expire(log.extents[heapq.heappop(log.expiries)[1]])
+        self._append_returns(back, now)
         return moved
 
     def _run_out(self, lease: LeaseState, now: Millis, back: Back) -> int:
-        self._at(now)
+        self.log.record_time(now)
         positions = lease.open_positions()
         expired = len(positions)
-        for reason, those in self._gather(lease, positions, None, now, back).items():
-            self._die(lease, those, f"{reason}: the lease expired")
+        for reason, those in self._collect_returns(lease, positions, None, now, back).items():
+            self._dead_letter(lease, those, f"{reason}: the lease expired")
             expired -= len(those)
-        self.header.expired += expired
+        self.log.header.expired += expired
         lease.tell("expired", positions)
-        self._shut(lease, positions)
+        self._close(lease, positions)
         self._leave(lease)
         return len(positions)
 
     def _fall_due(self, due: Due, now: Millis) -> int:
-        extent = self._enter_line(due)
+        extent = self.log.enter_line(due)
         # In one step: an item that has already expired must not be leased in between.
         return len(due.rows) + (self._expire(extent) if 0 < due.expires_at <= now else 0)
 
     def _expire(self, extent: Extent) -> int:
         """Let the extent's remaining items die: they have waited too long."""
-        taken = self._take_out(extent, extent.waiting(self.at(extent)))
+        taken = self.log.take_out(extent, extent.waiting(self.log.at(extent)))
         if taken:
             if self.keeps_dead:
-                self._transfer([(Part(extent, 0, extent.count, 0), taken)], EXPIRED_READY, self.dead_queue)
+                self.transfers.begin([(Part(extent, 0, extent.count, 0), taken)], EXPIRED_READY, self.dead_queue)
             else:
-                self.header.dead += len(taken)
-            self._close_positions(extent, len(taken))
+                self.log.header.dead += len(taken)
+            self.log.close_positions(extent, len(taken))
         return len(taken)
 
     # ---- changes ----------------------------------------------------------------------------------------------
@@ -536,42 +550,34 @@ class Partition(Admission):
     @property
     def is_changed(self) -> bool:
         """Whether there is anything to write."""
-        return self._changed or bool(self._touched or self.keys.touched)
+        return self.log.changed or bool(self.log.touched or self.keys.touched)
 
     def take_changes(self) -> tuple[Changes, dict[int, Rows]] | None:
         """Return everything since the last call as one change set, and the new blobs' rows; None if nothing changed."""
+        log = self.log
         if not self.is_changed:
             return None
-        self.keys.forget_old(self.header.now)
+        self.keys.forget_old(log.header.now)
         self.txn += 1
-        fresh: dict[int, Rows] = {}
-        blobs: dict[int, bytes] = {}
-        for forming in self._forming:
-            number = forming.blob.number
-            fresh[number], sealed = forming.seal()
-            if number in self.blobs:
-                blobs[number] = sealed
-        records = {(kind, str(number)): self._record((kind, number)) for kind, number in self._touched}
+        fresh, blobs, dropped, compacted = log.take_blobs()
+        records = {(kind, str(number)): self._record((kind, number)) for kind, number in log.touched}
         records |= {(RecordKind.KEY, key): self.keys.record(key) for key in self.keys.touched}
         puts = {name: data for name, data in records.items() if data is not None}
-        compacted = {number: data for number, data in self._compacted.items() if number in self.blobs}
-        changes = Changes(self.txn, pack(self.header), puts, records.keys() - puts.keys(), blobs, self._dropped, compacted)
-        self._forming, self._touched, self._dropped, self._changed = [], {}, set(), False
-        self._compacted = {}
-        self.keys.touched = {}
+        changes = Changes(self.txn, pack(log.header), puts, records.keys() - puts.keys(), blobs, dropped, compacted)
+        log.touched, log.changed, self.keys.touched = {}, False, {}
         return changes, fresh
 
     def _record(self, name: RecordName) -> bytes | None:
         """The current bytes of a record; None if it is gone."""
         kind, number = name
         if kind is RecordKind.LEASE:
-            lease = self.leases.get(number) or self.transfers.get(number)
+            lease = self.leases.get(number) or self.transfers.by_number.get(number)
             return lease_bytes(lease) if lease else self.closed.record(number)
         if kind is RecordKind.EXTENT:
-            extent = self.extents.get(number)
+            extent = self.log.extents.get(number)
             return extent_bytes(extent) if extent else None
         if kind is RecordKind.BLOB:
-            blob = self.blobs.get(number)
+            blob = self.log.blobs.get(number)
             return blob_bytes(blob) if blob else None
-        due = self.dues.get(number)
+        due = self.log.dues.get(number)
         return due_bytes(due) if due else None

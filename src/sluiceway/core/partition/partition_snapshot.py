@@ -14,7 +14,7 @@ from sluiceway.model.inspection import Standing
 
 def runs_of(partition: Partition, states: Iterable[BrowseState]) -> int:
     """Upper bound for the number of runs in a snapshot of these states, computed without visiting the items."""
-    most = {"leased": len(partition.spans.starts), "ready": len(partition.ready), "scheduled": len(partition.dues)}
+    most = {"leased": len(partition.spans.starts), "ready": len(partition.log.ready), "scheduled": len(partition.log.dues)}
     return sum(most[state] for state in set(states))
 
 
@@ -52,8 +52,8 @@ def _leased(partition: Partition) -> Iterator[Run]:
 
 
 def _ready(partition: Partition) -> Iterator[Run]:
-    for extent in partition.ready:
-        at, run = extent.run(partition.at(extent))
+    for extent in partition.log.ready:
+        at, run = extent.run(partition.log.at(extent))
         # Items gone after the first run force an explicit choice; a copy, since the line changes on.
         chosen = None if at + run == extent.count else extent.waiting(at)
         count = run if chosen is None else len(chosen)
@@ -63,6 +63,6 @@ def _ready(partition: Partition) -> Iterator[Run]:
 
 
 def _scheduled(partition: Partition) -> Iterator[Run]:
-    for due in partition.dues.values():
+    for due in partition.log.dues.values():
         standing = Standing(expires_at=due.expires_at or None, due_at=due.due_at)
         yield Run(due.blob, due.blob.number, 0, None, 0, len(due.rows), due.rows, due.attempts, 0, standing)

@@ -72,7 +72,7 @@ def lives_of(transfer: LeaseState) -> tuple[MovedItem, ...]:
 def ready_slices(partition: Partition, limit: int) -> list[Slice]:
     """The next `limit` items to be leased."""
     pieces: list[Slice] = []
-    for extent in partition.ready:
+    for extent in partition.log.ready:
         if limit <= 0:
             break
         found = waiting_slices(partition, extent, limit)
@@ -83,7 +83,7 @@ def ready_slices(partition: Partition, limit: int) -> list[Slice]:
 
 def waiting_slices(partition: Partition, extent: Extent, limit: int | None = None) -> list[Slice]:
     """The waiting items of an extent, at most `limit`: one slice, or none."""
-    at, run = extent.run(partition.at(extent))
+    at, run = extent.run(partition.log.at(extent))
     if run == extent.count - at:
         index = np.arange(at, at + (run if limit is None else min(limit, run)), dtype=np.int64)
         rows = extent.rows_at(at, len(index))
@@ -97,16 +97,16 @@ def waiting_slices(partition: Partition, extent: Extent, limit: int | None = Non
 
 def stats_of(partition: Partition, number: int) -> PartitionStats:
     """The counts of the partition, which has that number."""
-    ready, leased, scheduled = partition.ready_count, partition.leased_count, partition.scheduled_count
+    ready, leased, scheduled = partition.log.ready_count, partition.leased_count, partition.log.scheduled_count
     return PartitionStats(
         partition=number,
         total=ready + leased + scheduled,
         ready=ready,
         total_leased=leased,
         scheduled=scheduled,
-        transferring=sum(lease.open for lease in partition.transfers.values()),
+        transferring=sum(lease.open for lease in partition.transfers.by_number.values()),
         leases=len(partition.leases),
-        **{name: getattr(partition.header, name) for name in COUNTERS},
+        **{name: getattr(partition.log.header, name) for name in COUNTERS},
     )
 
 
@@ -120,21 +120,21 @@ def explain(partition: Partition, offset: int) -> Explanation:
         if position not in lease.settled:
             return _leased(lease, part.extent)
         disposition = lease.disposition_of(position)
-    for extent in partition.extents.values():
-        if extent.first <= offset < extent.first + extent.count and offset - extent.first in extent.waiting(partition.at(extent)):
+    for extent in partition.log.extents.values():
+        if extent.first <= offset < extent.first + extent.count and offset - extent.first in extent.waiting(partition.log.at(extent)):
             return _waiting(partition, extent, offset)
-    for due in partition.dues.values():
+    for due in partition.log.dues.values():
         if due.blob.number <= offset < due.blob.number + due.blob.rows and offset - due.blob.number in due.rows:
             return Explanation(
                 "scheduled", "it is not due yet", attempts=due.attempts, due_at=due.due_at, expires_at=due.expires_at or None
             )
-    for transfer in partition.transfers.values():
+    for transfer in partition.transfers.by_number.values():
         if any(offset in piece.offsets for piece in open_slices(transfer)):
             if transfer.moves_to is not None:
                 return Explanation("dying", f"it is on its way to partition {transfer.moves_to}: a rebalance empties this one")
             to = "the dead queue" if transfer.target is None else f"queue {transfer.target}"
             return Explanation("dying", f"it is on its way to {to}: {transfer.transfer or 'redriven'}")
-    if not 0 <= offset < partition.header.next:
+    if not 0 <= offset < partition.log.header.next:
         return Explanation("unknown", "this id was never given")
     return Explanation("gone", _GONE[disposition or "settled"])
 
@@ -163,12 +163,12 @@ def _leased(lease: LeaseState, extent: Extent) -> Explanation:
 
 def _waiting(partition: Partition, extent: Extent, offset: int) -> Explanation:
     ahead = 0
-    for other in partition.ready:
+    for other in partition.log.ready:
         if other is extent:
             before = BitMap(range(min(offset - extent.first, extent.count)))
-            ahead += len(before & extent.waiting(partition.at(extent)))
+            ahead += len(before & extent.waiting(partition.log.at(extent)))
             break
-        ahead += len(other.waiting(partition.at(other)))
+        ahead += len(other.waiting(partition.log.at(other)))
     reason = "it is next" if not ahead else f"{ahead} items of its partition are served before it"
     if extent.max_lease_size:
         reason += f"; its lease ran out before, so at most {extent.max_lease_size} of its kind are leased at once"
@@ -181,7 +181,7 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
     if snapshot.header is None:
         return partition
     partition.txn = snapshot.txn
-    partition.header = unpack_header(snapshot.header)
+    partition.log.header = unpack_header(snapshot.header)
     records: dict[RecordKind, list[tuple[int, bytes]]] = {kind: [] for kind in RecordKind}
     for (kind, key), data in snapshot.records.items():
         if kind is RecordKind.KEY:
@@ -190,41 +190,41 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
             records[kind].append((int(key), data))
     for number, data in records[RecordKind.BLOB]:
         blob = unpack_blob(data)
-        partition.blobs[number] = Blob(number, blob.rows, blob.columns, blob.written_at, blob.nbytes, kept=blob.kept)
+        partition.log.blobs[number] = Blob(number, blob.rows, blob.columns, blob.written_at, blob.nbytes, kept=blob.kept)
     _load_line(partition, sorted(records[RecordKind.EXTENT]))
-    firsts = list(partition.extents)
+    firsts = list(partition.log.extents)
     for number, data in sorted(records[RecordKind.LEASE]):
         _load_lease(partition, number, unpack_lease(data), firsts)
     for number, data in records[RecordKind.DUE]:
         due = unpack_due(data)
         rows = unpack_bits(due.rows)
-        blob_of = partition.blobs[due.blob]
-        partition.dues[number] = Due(number, due.due_at, blob_of, rows, due.attempts, due.expires_at, due.max_lease_size)
+        blob_of = partition.log.blobs[due.blob]
+        partition.log.dues[number] = Due(number, due.due_at, blob_of, rows, due.attempts, due.expires_at, due.max_lease_size)
         blob_of.open += len(rows)
-        partition.scheduled_count += len(rows)
-        heapq.heappush(partition.due_times, (due.due_at, number))
-    partition.sweep()
+        partition.log.scheduled_count += len(rows)
+        heapq.heappush(partition.log.due_times, (due.due_at, number))
+    partition.log.sweep()
     return partition
 
 
 def _load_line(partition: Partition, records: list[tuple[int, bytes]]) -> None:
-    head = partition.header.head
+    head = partition.log.header.head
     for first, data in records:
         record = unpack_extent(data)
         rows = None if record.rows is None else unpack_bits(record.rows)
-        blob = partition.blobs[record.blob]
+        blob = partition.log.blobs[record.blob]
         gone = unpack_bits(record.gone)
         extent = Extent(first, record.count, blob, record.row, rows, record.attempts, 0, record.expires_at, record.max_lease_size, gone)
-        partition.extents[first] = extent
+        partition.log.extents[first] = extent
         at = max(first, head) - first
         waiting = record.count - at - gone.range_cardinality(at, record.count) if at < record.count else 0
         if waiting > 0:
             extent.open = waiting
             blob.open += waiting
-            partition.ready.append(extent)
-            partition.ready_count += waiting
+            partition.log.ready.append(extent)
+            partition.log.ready_count += waiting
             if extent.expires_at:
-                heapq.heappush(partition.expiries, (extent.expires_at, first))
+                heapq.heappush(partition.log.expiries, (extent.expires_at, first))
 
 
 def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: list[int]) -> None:
@@ -233,7 +233,7 @@ def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: 
         settled = BitMap(range(sum(count for _, count in record.ranges)))
     parts, base = [], 0
     for first, count in record.ranges:
-        extent = partition.extents.get(firsts[bisect_right(firsts, first) - 1]) if firsts else None
+        extent = partition.log.extents.get(firsts[bisect_right(firsts, first) - 1]) if firsts else None
         if extent is None or not extent.first <= first < extent.first + extent.count:
             extent = unknown_extent(first, count)
         part = Part(extent, first - extent.first, count, base)
@@ -251,6 +251,6 @@ def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: 
     if record.closed:
         partition.closed.add(lease)
     elif lease.transfer is not None:
-        partition.enter_transfer(lease)
+        partition.transfers.add(lease)
     else:
         partition.restore_lease(lease)

@@ -209,7 +209,7 @@ class Due:
 
 class Header(msgspec.Struct, array_like=True):
     """Counters and positions of a partition. Nothing before `head` is ready; `next` is the next offset to give; `now` is the time of the
-    last scheduling cycle (see `SegmentLog._at`).
+    last scheduling cycle (see `SegmentLog.record_time`).
 
     The fields from `shut` on belong to rebalances (`core.partition.admission`): what the partition durably takes, whatever its owner knows
     of the queue. Headers written before these fields existed have their defaults.

@@ -12,7 +12,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.core.partition.blob_builder import Forming, runs
-from sluiceway.core.partition.records import Blob, Due, Extent, Header, Part, from_array, to_array
+from sluiceway.core.partition.records import Blob, Due, Extent, Header, LeaseState, Part, from_array, to_array
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_CLOCK_STEP, MIN_SPARSE_BYTES, SPARSE_FACTOR
@@ -37,11 +37,12 @@ class SegmentLog:
         self.due_times: list[tuple[Millis, int]] = []
         self.expiries: list[tuple[Millis, int]] = []
         """Expiry heap: (time, first offset) of extents with waiting items. May name extents that are gone."""
-        # A dict for its order: the same history must give the same bytes in every process.
-        self._touched: dict[RecordName, None] = {}
+        self.touched: dict[RecordName, None] = {}
+        """Records to write. A dict for its order: the same history must give the same bytes in every process."""
+        self.changed = False
+        """Whether the header is to be written, whatever else is."""
         self._dropped: set[int] = set()
         self._forming: list[Forming] = []
-        self._changed = False
         self.snapshots: dict[str, Snapshot] = {}
         """Snapshots being read page by page. In memory only: a newly loaded partition has none."""
         self.min_sparse_bytes = MIN_SPARSE_BYTES
@@ -49,53 +50,54 @@ class SegmentLog:
         """Blobs kept by few open rows, and whether the last `long_sparse` saw them."""
         self._compacted: dict[int, bytes] = {}
 
-    def _touch(self, kind: RecordKind, number: int) -> None:
-        self._touched[kind, number] = None
+    def touch(self, kind: RecordKind, number: int) -> None:
+        """Mark a record as changed: it is written, or deleted if it is gone."""
+        self.touched[kind, number] = None
 
-    def _at(self, now: Millis) -> Millis:
+    def record_time(self, now: Millis) -> Millis:
         """The time to record for a change now. It does not go back when this owner's clock is slightly behind the previous owner's.
 
         A stored time further ahead than MAX_CLOCK_STEP came from a wrong clock and is discarded. Due times, lease deadlines and expiries
         are not judged by this time but by the owner's `now`, which drives the timers.
         """
-        self._changed = True
+        self.changed = True
         if not now <= self.header.now <= now + MAX_CLOCK_STEP:
             self.header.now = now
         return self.header.now
 
     # ---- append -----------------------------------------------------------------------------------------------
 
-    def _forming_for(self, batch: Rows, written_at: Millis) -> tuple[Forming, int]:
+    def forming_for(self, batch: Rows, written_at: Millis) -> tuple[Forming, int]:
         """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
         last = self._forming[-1] if self._forming else None
         if last is None or not self._goes_on(last.blob, written_at) or not last.has_room(batch):
             last = Forming(Blob(self.header.next, 0, 0, written_at, 0))
             self._forming.append(last)
             self.blobs[last.blob.number] = last.blob
-            self._touch(RecordKind.BLOB, last.blob.number)
+            self.touch(RecordKind.BLOB, last.blob.number)
         return last, last.add(batch)
 
     def _goes_on(self, blob: Blob, written_at: Millis) -> bool:
         # A blob may be fully settled in the cycle that made it; it must not grow again.
         return bool(blob.open) and blob.number + blob.rows == self.header.next and blob.written_at == written_at
 
-    def _place(self, blob: Blob, row: int, count: int, due: Offsets | None, now: Millis, expire_timeout: Millis) -> None:
+    def append_new(self, blob: Blob, row: int, count: int, due: Offsets | None, now: Millis, expire_timeout: Millis) -> None:
         """Enter new rows into the line; rows due after `now` go beside it. They expire `expire_timeout` ms after they become ready."""
         first = blob.number + row
         expires_at = now + expire_timeout if expire_timeout else 0
         if due is None:
-            self._append(Extent(first, count, blob, row, None, 0, count, expires_at))
+            self.append(Extent(first, count, blob, row, None, 0, count, expires_at))
             return
         waits = due > now
         for start, end in runs(~waits):
-            self._append(Extent(first + start, end - start, blob, row + start, None, 0, end - start, expires_at))
+            self.append(Extent(first + start, end - start, blob, row + start, None, 0, end - start, expires_at))
         rows = np.flatnonzero(waits)
         rows = rows[np.argsort(due[rows], kind="stable")]
         for due_rows in np.split(rows, np.flatnonzero(np.diff(due[rows])) + 1):
             due_at = int(due[due_rows[0]])
-            self._schedule(blob, from_array(due_rows + row), 0, due_at, due_at + expire_timeout if expire_timeout else 0)
+            self.schedule(blob, from_array(due_rows + row), 0, due_at, due_at + expire_timeout if expire_timeout else 0)
 
-    def _append(self, extent: Extent) -> None:
+    def append(self, extent: Extent) -> None:
         """Append an extent at the tail. One that continues the last (same blob, next row) lengthens it."""
         extent.blob.open += extent.count
         self.ready_count += extent.count
@@ -103,46 +105,48 @@ class SegmentLog:
         if last is not None and last.continued_by(extent):
             last.count += extent.count
             last.open += extent.count
-            self._touch(RecordKind.EXTENT, last.first)
+            self.touch(RecordKind.EXTENT, last.first)
             return
         self.ready.append(extent)
         self.extents[extent.first] = extent
         if extent.expires_at:
             heapq.heappush(self.expiries, (extent.expires_at, extent.first))
-        self._touch(RecordKind.EXTENT, extent.first)
+        self.touch(RecordKind.EXTENT, extent.first)
 
-    def _append_rows(self, blob: Blob, rows: BitMap, attempts: int, expires_at: Millis, max_lease_size: int = 0) -> None:
+    def append_rows(self, blob: Blob, rows: BitMap, attempts: int, expires_at: Millis, max_lease_size: int = 0) -> None:
+        """Append an extent over those rows of a blob, under new offsets."""
         count, first_row = len(rows), rows.min()
         dense = rows.max() - first_row + 1 == count
         first = self.header.next
         self.header.next += count
-        self._append(Extent(first, count, blob, first_row, None if dense else rows, attempts, count, expires_at, max_lease_size))
+        self.append(Extent(first, count, blob, first_row, None if dense else rows, attempts, count, expires_at, max_lease_size))
 
-    def _schedule(self, blob: Blob, rows: BitMap, attempts: int, due_at: Millis, expires_at: Millis, max_lease_size: int = 0) -> None:
+    def schedule(self, blob: Blob, rows: BitMap, attempts: int, due_at: Millis, expires_at: Millis, max_lease_size: int = 0) -> None:
+        """Keep those rows of a blob beside the line until `due_at`."""
         self.header.due_number += 1
         due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at, max_lease_size)
         blob.open += len(rows)
         self.scheduled_count += len(rows)
         self.dues[due.number] = due
         heapq.heappush(self.due_times, (due_at, due.number))
-        self._touch(RecordKind.DUE, due.number)
+        self.touch(RecordKind.DUE, due.number)
 
-    def _unschedule(self, due: Due) -> None:
+    def unschedule(self, due: Due) -> None:
         """Remove the entry; its rows still count as open."""
         del self.dues[due.number]
         self.scheduled_count -= len(due.rows)
-        self._touch(RecordKind.DUE, due.number)
+        self.touch(RecordKind.DUE, due.number)
 
-    def _enter_line(self, due: Due) -> Extent:
+    def enter_line(self, due: Due) -> Extent:
         """Enter due rows into the line. Returns the extent that holds them."""
-        self._unschedule(due)
-        self._append_rows(due.blob, due.rows, due.attempts, due.expires_at, due.max_lease_size)
+        self.unschedule(due)
+        self.append_rows(due.blob, due.rows, due.attempts, due.expires_at, due.max_lease_size)
         due.blob.open -= len(due.rows)
         return self.ready[-1]
 
     # ---- take -------------------------------------------------------------------------------------------------
 
-    def _take(self, want: int, room: float, at_least_one: bool, now: Millis, before: int | None = None) -> tuple[list[Part], int, float]:
+    def take(self, want: int, room: float, at_least_one: bool, now: Millis, before: int | None = None) -> tuple[list[Part], int, float]:
         """Advance `head` over up to `want` items, as many as fit into `room` bytes, none from offset `before` on. Returns the parts, the
         item count and their bytes."""
         parts: list[Part] = []
@@ -168,7 +172,7 @@ class SegmentLog:
             parts.append(Part(extent, at, take, count))
             count += take
             nbytes += take * each
-            self._advance(at + take)
+            self.advance(at + take)
         self.ready_count -= count
         return parts, count, nbytes
 
@@ -176,7 +180,7 @@ class SegmentLog:
         """The first position of the extent that `head` has not passed."""
         return max(0, self.header.head - extent.first)
 
-    def _advance(self, at: int) -> None:
+    def advance(self, at: int) -> None:
         """Advance `head` to the first item in the line, from position `at` of the first extent on."""
         while self.ready:
             extent = self.ready[0]
@@ -188,14 +192,14 @@ class SegmentLog:
             at = 0
         self.header.head = self.header.next
 
-    def _take_out(self, extent: Extent, positions: BitMap) -> BitMap:
+    def take_out(self, extent: Extent, positions: BitMap) -> BitMap:
         """Take those positions out of the line, as far as they are in it; they still count as open. Returns the positions taken."""
         taken = positions & extent.waiting(self.at(extent))
         if taken:
             extent.gone |= taken
             self.ready_count -= len(taken)
-            self._touch(RecordKind.EXTENT, extent.first)
-            self._advance(self.at(self.ready[0]))
+            self.touch(RecordKind.EXTENT, extent.first)
+            self.advance(self.at(self.ready[0]))
         return taken
 
     # ---- removal ----------------------------------------------------------------------------------------------
@@ -209,9 +213,9 @@ class SegmentLog:
         dropped: list[Offsets] = []
         for extent in list(self.ready):
             wanted = _within(offsets, extent.first, extent.count)
-            taken = self._take_out(extent, wanted) if wanted else wanted
+            taken = self.take_out(extent, wanted) if wanted else wanted
             if taken:
-                self._close_positions(extent, len(taken))
+                self.close_positions(extent, len(taken))
                 dropped.append(to_array(taken) + extent.first)
         for due in list(self.dues.values()):
             taken = _within(offsets, due.blob.number, due.blob.rows) & due.rows
@@ -220,29 +224,38 @@ class SegmentLog:
                 dropped.append(to_array(taken) + due.blob.number)
         if not dropped:
             return offsets[:0]
-        self._at(now)
+        self.record_time(now)
         gone = np.concatenate(dropped)
         self.header.cleared += len(gone)
         return gone
 
     def _drop_due(self, due: Due, rows: BitMap) -> None:
         if len(rows) == len(due.rows):
-            self._unschedule(due)
+            self.unschedule(due)
         else:
             due.rows = due.rows - rows
             self.scheduled_count -= len(rows)
-            self._touch(RecordKind.DUE, due.number)
-        self._free(due.blob, len(rows))
+            self.touch(RecordKind.DUE, due.number)
+        self.free(due.blob, len(rows))
 
-    def _close_positions(self, extent: Extent, count: int) -> None:
+    def close_positions(self, extent: Extent, count: int) -> None:
         """Close `count` positions of the extent, and drop the extent with its last."""
         extent.open -= count
         if extent.open == 0:
             del self.extents[extent.first]
-            self._touch(RecordKind.EXTENT, extent.first)
-        self._free(extent.blob, count)
+            self.touch(RecordKind.EXTENT, extent.first)
+        self.free(extent.blob, count)
 
-    def _free(self, blob: Blob, rows: int) -> None:
+    def close_leased(self, lease: LeaseState, positions: BitMap) -> None:
+        """Close those positions of a lease or transfer in their extents."""
+        whole = len(positions) == lease.count
+        for part in lease.parts:
+            closed = part.count if whole else positions.range_cardinality(part.base, part.base + part.count)
+            if closed:
+                self.close_positions(part.extent, closed)
+
+    def free(self, blob: Blob, rows: int) -> None:
+        """Settle rows of a blob, which goes with its last."""
         blob.open -= rows
         self._drop_if_idle(blob)
         if blob.open and self._is_sparse(blob):
@@ -252,7 +265,7 @@ class SegmentLog:
         """Drop a blob without open rows, unless it is pinned."""
         if blob.open == 0 and blob.pins == 0:
             del self.blobs[blob.number]
-            self._touch(RecordKind.BLOB, blob.number)
+            self.touch(RecordKind.BLOB, blob.number)
             if all(forming.blob is not blob for forming in self._forming):
                 self._dropped.add(blob.number)
 
@@ -280,8 +293,24 @@ class SegmentLog:
             return False
         blob.kept, blob.nbytes = kept, nbytes
         self._compacted[number] = data
-        self._touch(RecordKind.BLOB, number)
+        self.touch(RecordKind.BLOB, number)
         return True
+
+    # ---- changes ----------------------------------------------------------------------------------------------
+
+    def take_blobs(self) -> tuple[dict[int, Rows], dict[int, bytes], set[int], dict[int, bytes]]:
+        """Return the blobs made since the last call (as rows, and encoded), the dropped ones, and the new bytes of the compacted ones."""
+        fresh: dict[int, Rows] = {}
+        blobs: dict[int, bytes] = {}
+        for forming in self._forming:
+            number = forming.blob.number
+            fresh[number], sealed = forming.seal()
+            if number in self.blobs:
+                blobs[number] = sealed
+        dropped = self._dropped
+        compacted = {number: data for number, data in self._compacted.items() if number in self.blobs}
+        self._forming, self._dropped, self._compacted = [], set(), {}
+        return fresh, blobs, dropped, compacted
 
     # ---- snapshots --------------------------------------------------------------------------------------------
 
@@ -297,7 +326,7 @@ class SegmentLog:
             self._drop_if_idle(blob)
         self.find_sparse()
 
-    def _let_go_of_snapshots(self, now: Millis) -> None:
+    def release_snapshots(self, now: Millis) -> None:
         """Release the snapshots whose time is over."""
         for name in [name for name, snapshot in self.snapshots.items() if snapshot.until <= now]:
             for run in self.snapshots.pop(name).runs:

@@ -41,33 +41,33 @@ Piece = tuple[Part, BitMap]
 """Positions of a part, counted from its base."""
 
 
-class TransferLog(SegmentLog):
-    """A segment log with outgoing transfers."""
+class TransferTable:
+    """The outgoing transfers of a segment log's items."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.transfers: dict[int, LeaseState] = {}
+    def __init__(self, log: SegmentLog) -> None:
+        self._log = log
+        self.by_number: dict[int, LeaseState] = {}
         self.by_target: dict[str, dict[int, None]] = {}
         """The numbers of the transfers to each target, in order. "" stands for records written before the target was noted."""
 
-    def enter_transfer(self, transfer: LeaseState) -> None:
+    def add(self, transfer: LeaseState) -> None:
         """Add a transfer to the indexes."""
-        self.transfers[transfer.number] = transfer
+        self.by_number[transfer.number] = transfer
         self.by_target.setdefault(transfer.target or "", {})[transfer.number] = None
 
-    def _leave_transfer(self, number: int) -> LeaseState | None:
-        transfer = self.transfers.pop(number, None)
+    def _remove(self, number: int) -> LeaseState | None:
+        transfer = self.by_number.pop(number, None)
         if transfer is not None:
             name = transfer.target or ""
             del self.by_target[name][number]
             if not self.by_target[name]:
                 del self.by_target[name]
-            self._touch(RecordKind.LEASE, number)
+            self._log.touch(RecordKind.LEASE, number)
         return transfer
 
-    def _transfer(self, pieces: Iterable[Piece], reason: str, target: str | None) -> LeaseState:
+    def begin(self, pieces: Iterable[Piece], reason: str, target: str | None) -> LeaseState:
         """Put those positions of parts into a transfer lease of their own, in addition to where they are now."""
-        self.header.lease_number += 1
+        self._log.header.lease_number += 1
         parts: list[Part] = []
         chosen, base = BitMap(), 0
         for part, those in pieces:
@@ -76,56 +76,56 @@ class TransferLog(SegmentLog):
             part.extent.open += len(those)
             part.extent.blob.open += len(those)
             base += part.count
-        transfer = LeaseState(self.header.lease_number, parts, base, "", None, None, reason, target=target)
+        transfer = LeaseState(self._log.header.lease_number, parts, base, "", None, None, reason, target=target)
         transfer.settled = BitMap(range(base)) - chosen
-        self.enter_transfer(transfer)
-        self._touch(RecordKind.LEASE, transfer.number)
+        self.add(transfer)
+        self._log.touch(RecordKind.LEASE, transfer.number)
         return transfer
 
-    def transferred(self, number: int) -> None:
+    def end(self, number: int) -> None:
         """End a transfer whose items are durable at the destination. Idempotent."""
-        transfer = self._leave_transfer(number)
+        transfer = self._remove(number)
         if transfer is not None:
             positions = transfer.open_positions()
             if transfer.moves_to is not None:
-                self.header.moved += len(positions)
+                self._log.header.moved += len(positions)
             elif transfer.transfer == REDRIVEN:
-                self.header.redriven += len(positions)
+                self._log.header.redriven += len(positions)
             else:
-                self.header.dead += len(positions)
-            self._let_go(transfer, positions)
+                self._log.header.dead += len(positions)
+            self._log.close_leased(transfer, positions)
 
     def call_back(self, number: int) -> None:
         """Cancel a transfer that has no destination: its items are ready, or scheduled, again, as before."""
-        transfer = self._leave_transfer(number)
+        transfer = self._remove(number)
         if transfer is not None:
             positions, due_at = transfer.open_positions(), transfer.due_at()
             for part, chosen in by_part(transfer, positions):
                 extent, rows = part.extent, rows_of_part(part, chosen)
                 if part.base in due_at:
-                    self._schedule(extent.blob, rows, extent.attempts, due_at[part.base], extent.expires_at, extent.max_lease_size)
+                    self._log.schedule(extent.blob, rows, extent.attempts, due_at[part.base], extent.expires_at, extent.max_lease_size)
                 else:
-                    self._append_rows(extent.blob, rows, extent.attempts, extent.expires_at, extent.max_lease_size)
-            self._let_go(transfer, positions)
+                    self._log.append_rows(extent.blob, rows, extent.attempts, extent.expires_at, extent.max_lease_size)
+            self._log.close_leased(transfer, positions)
 
     def bind(self, number: int, incarnation: str) -> None:
         """Bind the redrive to this incarnation of its target, and to no later one."""
-        transfer = self.transfers.get(number)
+        transfer = self.by_number.get(number)
         if transfer is not None and transfer.target_incarnation is None:
             transfer.target_incarnation = incarnation
-            self._touch(RecordKind.LEASE, number)
+            self._log.touch(RecordKind.LEASE, number)
 
     def redirect(self, number: int, target: str) -> None:
         """Send the transfer to another queue. Nothing of it may be, or ever come to be, at its old target.
 
         It gets a new number, since the new target may have taken later transfers of this partition already.
         """
-        transfer = self._leave_transfer(number)
+        transfer = self._remove(number)
         if transfer is not None:
-            self.header.lease_number += 1
-            transfer.number, transfer.target = self.header.lease_number, target
-            self.enter_transfer(transfer)
-            self._touch(RecordKind.LEASE, transfer.number)
+            self._log.header.lease_number += 1
+            transfer.number, transfer.target = self._log.header.lease_number, target
+            self.add(transfer)
+            self._log.touch(RecordKind.LEASE, transfer.number)
 
     def redirect_waiting(self, target: str, most: int) -> bool:
         """Redirect dead items on their way to a former dead queue, up to `most` transfers. Returns whether there were any.
@@ -137,7 +137,7 @@ class TransferLog(SegmentLog):
             for name, numbers in self.by_target.items()
             if name and name != target and target_partition(name) is None
             for number in islice(numbers, 1, None)
-            if self.transfers[number].transfer != REDRIVEN
+            if self.by_number[number].transfer != REDRIVEN
         ]
         for number in waiting[:most]:
             self.redirect(number, target)
@@ -147,24 +147,24 @@ class TransferLog(SegmentLog):
         """Send the ready items among the (sorted, unique) offsets to that incarnation of another queue. Returns (transfer number, items);
         0, 0 if none."""
         pieces: list[Piece] = []
-        for extent in list(self.ready):
+        for extent in list(self._log.ready):
             first, end = offsets.searchsorted([extent.first, extent.first + extent.count])
-            taken = self._take_out(extent, from_array(offsets[first:end] - extent.first)) if first < end else None
+            taken = self._log.take_out(extent, from_array(offsets[first:end] - extent.first)) if first < end else None
             if taken:
                 pieces.append((Part(extent, 0, extent.count, 0), taken))
         number, items = self._send(pieces, REDRIVEN, target, now)
         if number:
-            self.transfers[number].target_incarnation = incarnation
+            self.by_number[number].target_incarnation = incarnation
         return number, items
 
     def _send(self, pieces: Sequence[Piece], reason: str, target: str, now: Millis) -> tuple[int, int]:
         """Begin the transfer of items taken out of the line. Returns (transfer number, items); 0, 0 without pieces."""
         if not pieces:
             return 0, 0
-        self._at(now)
-        number = self._transfer(pieces, reason, target).number
+        self._log.record_time(now)
+        number = self.begin(pieces, reason, target).number
         for part, those in pieces:
-            self._close_positions(part.extent, len(those))
+            self._log.close_positions(part.extent, len(those))
         return number, sum(len(those) for _, those in pieces)
 
     # ---- moves between partitions of the queue ----------------------------------------------------------------
@@ -181,16 +181,16 @@ class TransferLog(SegmentLog):
             pieces, times = self._take_oldest(limit, room, now), []
         number, items = self._send(pieces, MOVED, partition_target(target), now)
         if number:
-            self.transfers[number].dues = [(due_at, part.count) for due_at, (part, _) in zip(times, pieces, strict=False)]
+            self.by_number[number].dues = [(due_at, part.count) for due_at, (part, _) in zip(times, pieces, strict=False)]
         return number, items
 
     def _take_oldest(self, limit: int, room: float, now: Millis) -> list[Piece]:
         """Advance `head` over up to `limit` items. `max_lease_size` does not apply: no consumer handles them here."""
         pieces: list[Piece] = []
         blobs: set[int] = set()
-        while self.ready and limit and len(pieces) < MAX_PIECES:
-            extent = self.ready[0]
-            at, run = extent.run(self.at(extent))
+        while self._log.ready and limit and len(pieces) < MAX_PIECES:
+            extent = self._log.ready[0]
+            at, run = extent.run(self._log.at(extent))
             if 0 < extent.expires_at <= now:
                 break  # its timer comes in the next cycle
             if extent.blob.number not in blobs:
@@ -201,8 +201,8 @@ class TransferLog(SegmentLog):
             take = min(limit, run)
             pieces.append((Part(extent, at, take, 0), BitMap(range(take))))
             limit -= take
-            self.ready_count -= take
-            self._advance(at + take)
+            self._log.ready_count -= take
+            self._log.advance(at + take)
         return pieces
 
     def _take_due(self, limit: int, room: float) -> tuple[list[Piece], list[Millis]]:
@@ -210,10 +210,10 @@ class TransferLog(SegmentLog):
         pieces: list[Piece] = []
         times: list[Millis] = []
         blobs: set[int] = set()
-        while self.due_times and limit and len(pieces) < MAX_PIECES:
-            due = self.dues.get(self.due_times[0][1])
+        while self._log.due_times and limit and len(pieces) < MAX_PIECES:
+            due = self._log.dues.get(self._log.due_times[0][1])
             if due is None:
-                heapq.heappop(self.due_times)
+                heapq.heappop(self._log.due_times)
                 continue
             if due.blob.number not in blobs:
                 if pieces and due.blob.nbytes > room:
@@ -232,21 +232,21 @@ class TransferLog(SegmentLog):
         if len(rows) > limit:
             rest = from_array(to_array(rows)[limit:])
             due.rows = rows = rows - rest
-            self.scheduled_count -= len(rest)
+            self._log.scheduled_count -= len(rest)
             due.blob.open -= len(rest)
         due_at, expires_at = due.due_at, due.expires_at
-        extent = self._enter_line(due)
+        extent = self._log.enter_line(due)
         if rest:
-            self._schedule(due.blob, rest, due.attempts, due_at, expires_at, due.max_lease_size)
+            self._log.schedule(due.blob, rest, due.attempts, due_at, expires_at, due.max_lease_size)
         # They may have lengthened an existing extent.
-        at = self.header.next - len(rows) - extent.first
-        self._take_out(extent, BitMap(range(at, at + len(rows))))
-        if self.ready and self.ready[-1] is extent and not extent.waiting(self.at(extent)):
+        at = self._log.header.next - len(rows) - extent.first
+        self._log.take_out(extent, BitMap(range(at, at + len(rows))))
+        if self._log.ready and self._log.ready[-1] is extent and not extent.waiting(self._log.at(extent)):
             # Otherwise gone positions pile up behind items that are never leased.
-            self.ready.pop()
+            self._log.ready.pop()
         return Part(extent, at, len(rows), 0)
 
-    def _arrive(self, batch: pa.RecordBatch, lives: Sequence[MovedItem], now: Millis) -> None:
+    def arrive(self, batch: pa.RecordBatch, lives: Sequence[MovedItem], now: Millis) -> None:
         """Append rows from another partition with their metadata: attempts, expiry and due times continue."""
         if sum(life.rows for life in lives) != batch.num_rows or any(life.rows < 1 for life in lives):
             raise invalid("lives", f"expected the lives of {batch.num_rows} rows")
@@ -254,26 +254,17 @@ class TransferLog(SegmentLog):
         for enqueued_at, those in groupby(lives, lambda life: life.enqueued_at):
             each = list(those)
             count = sum(life.rows for life in each)
-            forming, row = self._forming_for(batch.slice(at, count), enqueued_at)
+            forming, row = self._log.forming_for(batch.slice(at, count), enqueued_at)
             at += count
-            self.header.next += count
+            self._log.header.next += count
             for life in each:
-                self._settle_in(forming.blob, row, life, now)
+                self._append_moved(forming.blob, row, life, now)
                 row += life.rows
-        self.header.moved_in += batch.num_rows
+        self._log.header.moved_in += batch.num_rows
 
-    def _settle_in(self, blob: Blob, row: int, life: MovedItem, now: Millis) -> None:
+    def _append_moved(self, blob: Blob, row: int, life: MovedItem, now: Millis) -> None:
         if life.due_at > now:
-            self._schedule(blob, BitMap(range(row, row + life.rows)), life.attempts, life.due_at, life.expires_at, life.max_lease_size)
+            self._log.schedule(blob, BitMap(range(row, row + life.rows)), life.attempts, life.due_at, life.expires_at, life.max_lease_size)
         else:
             first = blob.number + row
-            self._append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.max_lease_size))
-
-    # ---- release of rows --------------------------------------------------------------------------------------
-
-    def _let_go(self, lease: LeaseState, positions: BitMap) -> None:
-        whole = len(positions) == lease.count
-        for part in lease.parts:
-            closed = part.count if whole else positions.range_cardinality(part.base, part.base + part.count)
-            if closed:
-                self._close_positions(part.extent, closed)
+            self._log.append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.max_lease_size))

@@ -242,4 +242,6 @@ def _as_taker(executor: PartitionExecutor) -> Candidate | None:
 
 def _as_stocked(executor: PartitionExecutor) -> tuple[int, int] | None:
     """Rank for leasing: least recently served first; among those never served, most ready items first."""
-    return (executor.last_leased, -executor.partition.ready_count) if executor.state is ExecutorState.READY and executor.servable else None
+    return (
+        (executor.last_leased, -executor.partition.log.ready_count) if executor.state is ExecutorState.READY and executor.servable else None
+    )

@@ -123,7 +123,7 @@ class LeaseScheduler:
         first: dict[int, LeaseInfo] = {}
         for number, tickets in assignment.by_executor.items():
             executor = self._index.executors[number]
-            shares = deal(executor.partition.ready_count, [ticket.request.batch_size for ticket in tickets])  # type: ignore[union-attr]
+            shares = deal(executor.partition.log.ready_count, [ticket.request.batch_size for ticket in tickets])  # type: ignore[union-attr]
             for ticket, share in zip(tickets, shares, strict=True):
                 info = self._lease(executor, ticket, share, now)
                 if info is not None:
@@ -188,7 +188,7 @@ class LeaseScheduler:
     def _is_past(self, ticket: Ticket, before: Mapping[int, int]) -> bool:
         """Whether all partitions are past the request's offset limits: new and returning items go to the tail."""
         return all(
-            executor.takes_work and executor.partition.header.head >= before.get(executor.number, 0)
+            executor.takes_work and executor.partition.log.header.head >= before.get(executor.number, 0)
             for executor in self._executors_for(ticket)
         )
 

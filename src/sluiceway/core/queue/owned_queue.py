@@ -107,7 +107,10 @@ class OwnedQueue(LogicalQueue):
             return True
         # The home of its key has moved away: the asking instance knows, or learns, where it is.
         moved = (
-            request.key is not None and request.partition is None and executor.allows.produce and executor.partition.refuses(request.key)
+            request.key is not None
+            and request.partition is None
+            and executor.allows.produce
+            and executor.partition.admission.refuses(request.key)
         )
         return executor.takes_work and moved
 
@@ -126,7 +129,7 @@ class OwnedQueue(LogicalQueue):
             if isinstance(loaded, Partition) and self._takeover_grace:
                 loaded.grace_until = self._graces.setdefault(number, now + self._takeover_grace)
             if isinstance(loaded, Partition) and opening == self.executors[number].opening:
-                self._tallies.begin(number, loaded.header)
+                self._tallies.begin(number, loaded.log.header)
             super().opened(number, opening, loaded, now, final)
 
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
@@ -167,7 +170,7 @@ class OwnedQueue(LogicalQueue):
 
     def measure(self, now: Millis) -> int:
         """Its work, as measured by `Meter`. Call about once a second."""
-        headers = {executor.number: executor.partition.header for executor in self.executors.values() if executor.takes_work}
+        headers = {executor.number: executor.partition.log.header for executor in self.executors.values() if executor.takes_work}
         done = {number: header.produced + header.leased + header.completed for number, header in headers.items()}
         return self._meter.note(now, self._tickets, done)
 

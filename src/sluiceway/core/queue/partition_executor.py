@@ -179,7 +179,12 @@ class PartitionExecutor:
     def takes_produce(self, request: Produce) -> bool:
         """Whether that produce may wait here. Moved items may, whatever the record says: see `Admission.refuses`."""
         allowed = self.allows.produce or bool(request.lives)
-        return self.takes_work and allowed and (self.has_room or not request.batch.num_rows) and not self.partition.refuses(request.key)
+        return (
+            self.takes_work
+            and allowed
+            and (self.has_room or not request.batch.num_rows)
+            and not self.partition.admission.refuses(request.key)
+        )
 
     @property
     def has_room(self) -> bool:
@@ -189,12 +194,12 @@ class PartitionExecutor:
     @property
     def takes_items(self) -> bool:
         """Whether a produce that any partition may take may wait here."""
-        return self.takes_work and self.allows.produce and self.has_room and not self.partition.header.shut
+        return self.takes_work and self.allows.produce and self.has_room and not self.partition.log.header.shut
 
     @property
     def has_or_will(self) -> int:
         """Ready items, plus those of accepted produces not committed yet, plus those reserved by intents."""
-        return self.partition.ready_count + self.accepted + self.coming
+        return self.partition.log.ready_count + self.accepted + self.coming
 
     def reserve(self, items: int) -> None:
         """Add `items` (negative: subtract) to those expected by intents."""
@@ -220,12 +225,12 @@ class PartitionExecutor:
     @property
     def servable(self) -> int:
         """Ready items that may be leased."""
-        return self.partition.ready_count if self.allows.lease else 0
+        return self.partition.log.ready_count if self.allows.lease else 0
 
     def candidate(self) -> Candidate:
         """Its sort key among executors that could take a produce."""
         partition = self.partition
-        claimed = partition.leased_count + partition.scheduled_count
+        claimed = partition.leased_count + partition.log.scheduled_count
         return Candidate(self.has_or_will, claimed, self.last_produced, self.number)
 
     def wakes_at(self) -> Millis | None:
@@ -238,7 +243,7 @@ class PartitionExecutor:
         if self.has_work or partition.is_changed:
             return 0
         timer = partition.next_timer()
-        free = self._free_targets() if partition.transfers else ()
+        free = self._free_targets() if partition.transfers.by_number else ()
         if not free:
             return timer
         at = min(self.transfer_at.get(target, 0) for target in free)
@@ -251,9 +256,9 @@ class PartitionExecutor:
 
     def _free_targets(self) -> list[str]:
         """Targets with pending transfers and none in progress; empty while there are TRANSFERS_AT_ONCE."""
-        transfers = self.partition.transfers
+        transfers = self.partition.transfers.by_number
         busy = {target for target, number in self.transferring.items() if number in transfers}
-        return [target for target in self.partition.by_target if target not in busy] if len(busy) < TRANSFERS_AT_ONCE else []
+        return [target for target in self.partition.transfers.by_target if target not in busy] if len(busy) < TRANSFERS_AT_ONCE else []
 
     def slowness(self, now: Millis) -> float:
         """Milliseconds that a commit takes: on average, or so far."""
@@ -294,7 +299,7 @@ class PartitionExecutor:
             state=self.shown,
             commit_time_ms=round(self.commit_time, 3),
             degraded=self.degraded,
-            next_offset=self.partition.header.next if self.takes_work else None,
+            next_offset=self.partition.log.header.next if self.takes_work else None,
         )
 
     @property
@@ -346,13 +351,13 @@ class PartitionExecutor:
     def start_transfers(self, now: Millis) -> list[Transfer]:
         """Start one transfer per target, in order of number: a target remembers only the last. A stuck target delays no other."""
         partition = self.partition
-        if self.state is not ExecutorState.READY or not partition.transfers:
+        if self.state is not ExecutorState.READY or not partition.transfers.by_number:
             return []
-        if partition.dead_queue is not None and partition.redirect_waiting(partition.dead_queue, REDIRECTED_AT_ONCE):
+        if partition.dead_queue is not None and partition.transfers.redirect_waiting(partition.dead_queue, REDIRECTED_AT_ONCE):
             self.touch()
             return []
-        self.transferring = {target: number for target, number in self.transferring.items() if number in partition.transfers}
-        self.transfer_at = {target: at for target, at in self.transfer_at.items() if target in partition.by_target}
+        self.transferring = {target: number for target, number in self.transferring.items() if number in partition.transfers.by_number}
+        self.transfer_at = {target: at for target, at in self.transfer_at.items() if target in partition.transfers.by_target}
         free = [target for target in self._free_targets() if self.transfer_at.get(target, 0) <= now]
         # Least recently tried first: unresponsive targets cannot occupy every slot.
         free.sort(key=lambda target: self.transfer_at.get(target, 0))
@@ -363,8 +368,8 @@ class PartitionExecutor:
 
     def _start_transfer(self, target: str) -> Transfer:
         partition = self.partition
-        self.transferring[target] = number = next(iter(partition.by_target[target]))
-        lease = partition.transfers[number]
+        self.transferring[target] = number = next(iter(partition.transfers.by_target[target]))
+        lease = partition.transfers.by_number[number]
         moves_to = lease.moves_to
         lives = () if moves_to is None else lives_of(lease)
         dies = lease.transfer and moves_to is None and lease.target is not None
@@ -392,13 +397,13 @@ class PartitionExecutor:
         """Apply the recorded ends of transfers."""
         partition = self.partition
         for number in self.transferred:
-            partition.transferred(number)
+            partition.transfers.end(number)
         for number in self.called_back:
-            partition.call_back(number)
+            partition.transfers.call_back(number)
         for number, target in self.redirected.items():
-            partition.redirect(number, target)
+            partition.transfers.redirect(number, target)
         for number, incarnation in self.bound.items():
-            partition.bind(number, incarnation)
+            partition.transfers.bind(number, incarnation)
         # A bound transfer is sent as soon as the binding is durable.
         self.transferring = {target: number for target, number in self.transferring.items() if number not in self.bound}
         self.transferred, self.called_back, self.redirected, self.bound = [], [], {}, {}
@@ -427,7 +432,7 @@ class PartitionExecutor:
                 ticket.awaiting -= 1
                 continue
             route = ticket.route
-            if isinstance(work, Produce) and not (route is not None and route.at_target) and partition.refuses(work.key):
+            if isinstance(work, Produce) and not (route is not None and route.at_target) and partition.admission.refuses(work.key):
                 ticket.awaiting -= 1
                 self.refused.append(ticket)
                 continue
@@ -445,9 +450,9 @@ class PartitionExecutor:
         if isinstance(work, Clear):
             return Cleared(*self.partition.clear(work.ready, work.scheduled, now))
         if isinstance(work, TakeOut):
-            return TransferBegun(self.number, *self.partition.redrive(work.offsets, work.target, now, work.incarnation))
+            return TransferBegun(self.number, *self.partition.transfers.redrive(work.offsets, work.target, now, work.incarnation))
         if isinstance(work, Compact):
-            return Compacted(self.number, self.partition.compact(work.blob, work.kept, work.nbytes, work.data))
+            return Compacted(self.number, self.partition.log.compact(work.blob, work.kept, work.nbytes, work.data))
         if isinstance(work, DeletePart):
             return self._delete(work, now)
         if isinstance(work, ExtendPart):
@@ -472,28 +477,30 @@ class PartitionExecutor:
     def _rebalance(self, work: Rebalancing, now: Millis) -> Answer:
         partition = self.partition
         if isinstance(work, Shut):
-            partition.shut(work.shutting, work.cursor)
+            partition.admission.shut(work.shutting, work.cursor)
             return self._shutted()
         if isinstance(work, GiveKeys):
-            return KeysGiven(self.number, partition.give_keys(work.slots, work.of, work.cursor, self.number))
+            return KeysGiven(self.number, partition.admission.give_keys(work.slots, work.of, work.cursor, self.number))
         if isinstance(work, TakeKeys):
-            partition.take_keys(work.slots, work.of, work.cursor, work.keys)
+            partition.admission.take_keys(work.slots, work.of, work.cursor, work.keys)
             return KeysTaken(self.number, len(work.keys or ()))
         if isinstance(work, NoteKeys):
-            partition.note_answers(work.keys)
+            partition.admission.note_answers(work.keys)
             return KeysTaken(self.number, len(work.keys))
         if isinstance(work, ForgetAnswers):
-            partition.forget_answers(work.names, work.cursor)
+            partition.admission.forget_answers(work.names, work.cursor)
             return KeysTaken(self.number, len(work.names))
-        partition.follow_cursor(work.cursor)
+        partition.admission.follow_cursor(work.cursor)
         limit = min(work.limit, MAX_ITEMS_ARROW)
-        return TransferBegun(self.number, *partition.move_out(limit, MAX_LEASE_BYTES, work.target, work.scheduled, now))
+        return TransferBegun(self.number, *partition.transfers.move_out(limit, MAX_LEASE_BYTES, work.target, work.scheduled, now))
 
     def _shutted(self) -> Shutted:
         stats = stats_of(self.partition, self.number)
-        moving = sum(lease.open for lease in self.partition.transfers.values() if lease.moves_to is not None)
+        moving = sum(lease.open for lease in self.partition.transfers.by_number.values() if lease.moves_to is not None)
         keys = len(self.partition.keys.placed)
-        return Shutted(self.partition.shutting, stats.ready, stats.total_leased, stats.scheduled, stats.transferring, moving, keys)
+        return Shutted(
+            self.partition.admission.shutting, stats.ready, stats.total_leased, stats.scheduled, stats.transferring, moving, keys
+        )
 
     def _extend(self, part: ExtendPart) -> Extended:
         result = Extended()
@@ -514,7 +521,7 @@ class PartitionExecutor:
         return result
 
     def _delete(self, part: DeletePart, now: Millis) -> Deleted:
-        dropped = set(self.partition.drop(part.offsets, now).tolist())
+        dropped = set(self.partition.log.drop(part.offsets, now).tolist())
         left = (offset for offset in part.offsets.tolist() if offset not in dropped)
         return Deleted(
             len(dropped), [(str(ItemId(self.incarnation, self.number, offset)), why_left(self.partition, offset)) for offset in left]

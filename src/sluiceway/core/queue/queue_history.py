@@ -47,7 +47,7 @@ _of_header = attrgetter(*COUNTS[:-1])
 
 def counts_of(executor: PartitionExecutor) -> Counts:
     """The partition's COUNTS since it was created; failures of commits, the last one, are the executor's."""
-    return (*_of_header(executor.partition.header), executor.failures)
+    return (*_of_header(executor.partition.log.header), executor.failures)
 
 
 class Tallies:
@@ -79,11 +79,11 @@ class Tallies:
         counts = [self._past]
         for executor in executors:
             partition = executor.partition
-            ready += partition.ready_count
+            ready += partition.log.ready_count
             leased += partition.leased_count
-            scheduled += partition.scheduled_count
-            if partition.ready:
-                since = partition.ready[0].blob.written_at
+            scheduled += partition.log.scheduled_count
+            if partition.log.ready:
+                since = partition.log.ready[0].blob.written_at
                 oldest_at = since if oldest_at is None else min(oldest_at, since)
             counts.append(self._since(executor))
         return Tally((ready, leased, scheduled), oldest_at, tuple(map(sum, zip(*counts, strict=True))))
