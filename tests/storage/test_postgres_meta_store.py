@@ -158,7 +158,7 @@ async def test_a_store_of_the_first_layout_is_brought_up_to_date(
         patch.setattr(postgres, "MIGRATIONS", postgres.MIGRATIONS[:1])
         old = PostgresMetaStore(server.dsn(), schema=schema)
         assert (await old.read(["a"])).stamp == 0
-        async with old._link() as link, link.transaction():
+        async with old._schema.link() as link, link.transaction():
             await link.execute("UPDATE store SET stamp = 7")
             await link.execute("INSERT INTO entry VALUES (%s, 7, %s)", [b"a", b"1"])
         await old.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from sluiceway.cli.common import duration_option, print_json, printable, table
+from sluiceway.cli.common import all_items, duration_option, print_json, printable, table
 from sluiceway.cli.config import FILE
 from sluiceway.cli.session import Session, connected, queue_names
 from sluiceway.kernel.clock import parse_duration
@@ -20,7 +20,6 @@ from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
     from sluiceway.contract.audit_answers import AuditEntry
-    from sluiceway.contract.key_answers import KeyInfo
 
 T = TypeVar("T")
 FOLLOW_PAUSE = 1.0
@@ -143,21 +142,10 @@ def create(
 @connected
 def list_keys(session: Session) -> None:
     """List the API keys with their names and scopes. The secrets are never shown."""
-    found = _all_keys(session)
+    found = list(all_items(lambda pivot: session.client.list_keys(pivot=pivot)))
     rows = [(each.key_id, each.name, _day(each.created_at), _day(each.expires_at), " ".join(each.scopes)) for each in found]
     columns = ("key", "name", "created", "expires", "scopes")
     session.print_all(found, table(columns, rows), "No API keys. Create one: sluiceway key create NAME --scope SCOPE")
-
-
-def _all_keys(session: Session) -> list[KeyInfo]:
-    found: list[KeyInfo] = []
-    pivot: str | None = None
-    while True:
-        page = session.client.list_keys(pivot=pivot)
-        found += page.items
-        pivot = page.next
-        if pivot is None:
-            return found
 
 
 def _day(at: datetime | None) -> str:
@@ -174,7 +162,8 @@ def revoke(session: Session, key_id: str) -> None:
     except SluicewayError as error:
         if error.code != "key_not_found":
             raise
-        named = [each.key_id for each in _all_keys(session) if each.name == key_id]
+        keys = all_items(lambda pivot: session.client.list_keys(pivot=pivot))
+        named = [each.key_id for each in keys if each.name == key_id]
         if not named:
             raise
         if len(named) > 1:
@@ -271,13 +260,7 @@ def _follow_audit(session: Session, newest: Sequence[AuditEntry], older: Iterato
 
 def _audited(session: Session, **filters: Any) -> Iterator[AuditEntry]:
     """All entries, newest first, read page by page."""
-    pivot: str | None = None
-    while True:
-        page = session.client.list_audit(pivot=pivot, **filters)
-        yield from page.items
-        pivot = page.next
-        if pivot is None:
-            return
+    return all_items(lambda pivot: session.client.list_audit(pivot=pivot, **filters))
 
 
 def _print_audit(session: Session, newest_first: Sequence[AuditEntry]) -> None:

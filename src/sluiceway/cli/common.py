@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import click
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sluiceway.client import Ignored
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 PROGRAM = "sluiceway"
 DEFAULT_PORT = 2319
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
@@ -247,6 +248,25 @@ def arguments_or_stdin(values: Sequence[str], what: str) -> Iterator[str]:
     for line in sys.stdin.buffer:
         if value := line.decode("utf-8", "replace").strip():
             yield value
+
+
+def all_items(read_page: Callable[[str | None], _Page[T]]) -> Iterator[T]:
+    """The items of all pages; `read_page` reads the one that begins at a pivot."""
+    pivot: str | None = None
+    while True:
+        page = read_page(pivot)
+        yield from page.items
+        pivot = page.next
+        if pivot is None:
+            return
+
+
+class _Page(Protocol[T_co]):
+    @property
+    def items(self) -> Sequence[T_co]: ...
+
+    @property
+    def next(self) -> str | None: ...
 
 
 def chunks(values: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sluiceway.cli.common import Rows, print_table, printable, table
+from sluiceway.cli.common import Rows, all_items, print_table, printable, table
 from sluiceway.cli.session import Session, connected
 
 if TYPE_CHECKING:
@@ -64,13 +64,7 @@ def list_(session: Session, queue_name: str | None) -> None:
 
 def queues_of(client: Client, queue_name: str | None = None) -> Iterator[QueueConsumers]:
     """The queue, or all queues with consumers. Raises as the call does."""
-    pivot = None
-    while True:
-        page = client.list_consumers(queue_name, pivot=pivot)
-        yield from page.items
-        pivot = page.next
-        if pivot is None:
-            return
+    return all_items(lambda pivot: client.list_consumers(queue_name, pivot=pivot))
 
 
 def rows_of(queues: Iterable[QueueConsumers]) -> list[ConsumerRow]:

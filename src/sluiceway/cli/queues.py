@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from sluiceway.cli.common import duration_option, printable, table
+from sluiceway.cli.common import all_items, duration_option, printable, table
 from sluiceway.cli.history import history
 from sluiceway.cli.session import Session, connected, queue_argument
 
@@ -125,14 +125,7 @@ def update(session: Session, name: str, if_version: int | None, **typed: Any) ->
 @connected
 def list_(session: Session) -> None:
     """List all queues by name."""
-    infos: list[QueueInfo] = []
-    pivot: str | None = None
-    while True:
-        page = session.client.list_queues(pivot=pivot)
-        infos += page.items
-        pivot = page.next
-        if pivot is None:
-            break
+    infos = list(all_items(lambda pivot: session.client.list_queues(pivot=pivot)))
     columns = ("queue", "partitions", "lease timeout", "max attempts", "dead queue", "paused")
     rows = [
         (i.queue_name, len(i.partitions), i.lease_timeout, i.max_attempts or "-", i.dead_queue or "-", " and ".join(i.paused) or "-")

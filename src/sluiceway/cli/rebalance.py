@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
-from sluiceway.cli.common import Rows, counted, duration_option, per_second, print_json, print_table, printable, table
+from sluiceway.cli.common import Rows, all_items, counted, duration_option, per_second, print_json, print_table, printable, table
 from sluiceway.cli.session import Session, connected, queue_argument, queue_names
 from sluiceway.kernel.errors import SluicewayError
 
@@ -82,19 +82,14 @@ def plan(session: Session, queue: str | None, match: str | None, everything: boo
 
 def _plans(session: Session, pattern: str, partitions: int | None) -> Iterator[tuple[str, RebalancePlan | SluicewayError]]:
     """The plan of each matching queue, or the error that prevents one."""
-    pivot: str | None = None
-    while True:
-        page = session.client.list_queues(pivot=pivot, limit=1_000)
-        for name in (info.queue_name for info in page.items if fnmatchcase(info.queue_name, pattern)):
+    for info in all_items(lambda pivot: session.client.list_queues(pivot=pivot, limit=1_000)):
+        if fnmatchcase(info.queue_name, pattern):
             try:
-                yield name, session.client.plan_rebalance(name, requested_partitions=partitions)
+                yield info.queue_name, session.client.plan_rebalance(info.queue_name, requested_partitions=partitions)
             except SluicewayError as error:
                 if error.code not in ("rebalance_open", "queue_not_found", "invalid_request"):
                     raise
-                yield name, error
-        pivot = page.next
-        if pivot is None:
-            return
+                yield info.queue_name, error
 
 
 def _plan_table(found: RebalancePlan) -> Rows:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
+from sluiceway.adapters.meta.watches import Watches
 from sluiceway.ports.meta_store import ConflictError, Entry, Stamp, View
 
 
@@ -19,8 +19,7 @@ class MemoryMetaStore:
         self._deleted: dict[str, Stamp] = {}
         """Stamp of each key's last delete. A key put again may stay here: its entry has the later stamp."""
         self._traces: deque[tuple[Stamp, str]] = deque()
-        self._watchers: set[asyncio.Event] = set()
-        self._closed = False
+        self._watches = Watches(self._changed_since, None)
 
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
         found = {key: self._entries[key] for key in keys if key in self._entries}
@@ -52,8 +51,7 @@ class MemoryMetaStore:
                 self._deleted[key] = self._stamp
                 self._traces.append((self._stamp, key))
         self._forget()
-        for watcher in self._watchers:
-            watcher.set()
+        self._watches.wake()
         return self._stamp
 
     def _changed(self, prefix: str, since: Stamp) -> bool:
@@ -71,23 +69,10 @@ class MemoryMetaStore:
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
         """Yields for every change after this call. The first hint may be about an earlier one."""
-        return self._watch(prefix, self._stamp)
+        return self._watches.watch(prefix, self._stamp)
 
-    async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
-        watcher = asyncio.Event()
-        self._watchers.add(watcher)
-        try:
-            while not self._closed:
-                watcher.clear()
-                changed, since = self._changed(prefix, since), self._stamp
-                if changed:
-                    yield since
-                else:
-                    await watcher.wait()
-        finally:
-            self._watchers.discard(watcher)
+    async def _changed_since(self, prefix: str, since: Stamp) -> tuple[bool, Stamp]:
+        return self._changed(prefix, since), self._stamp
 
     async def close(self) -> None:
-        self._closed = True
-        for watcher in self._watchers:
-            watcher.set()
+        self._watches.close()

@@ -11,8 +11,9 @@ import psycopg
 from psycopg import sql
 
 from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
+from sluiceway.adapters.meta.watches import Watches
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
-from sluiceway.adapters.storage.postgres_schema import migrate
+from sluiceway.adapters.storage.postgres_schema import Schema
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
 from sluiceway.ports.partition_store import StoreUnavailableError
@@ -99,21 +100,18 @@ class PostgresMetaStore:
     def __init__(
         self, dsn: str, *, schema: str = "sluiceway_meta", statement_timeout: Millis = 5_000, poll_interval: Millis = 1_000
     ) -> None:
-        self._schema = schema
         self._poll_interval = poll_interval
         self._connections = Connections(dsn, schema, 8, statement_timeout)
-        self._migrating = asyncio.Lock()
-        self._migrated = False
+        self._schema = Schema(self._connections, schema, MIGRATIONS)
         self._seen: Stamp = 0
-        self._watchers: set[asyncio.Event] = set()
+        self._watches = Watches(self._changed_since, poll_interval)
         self._listening: asyncio.Task[None] | None = None
-        self._closed = False
 
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
         ranges = [_range(prefix) for prefix in prefixes]
         wanted = [[key.encode() for key in keys], [first for first, _ in ranges], [past for _, past in ranges]]
         try:
-            async with self._link() as link:
+            async with self._schema.link() as link:
                 rows = await link.execute(_READ, wanted)
         except psycopg.Error as error:
             raise StoreUnavailableError(f"meta store: {error}") from error
@@ -136,14 +134,14 @@ class PostgresMetaStore:
         wanted += [list(unchanged), [first for first, _ in spans], [past for _, past in spans], list(unchanged.values())]
         written = [[key.encode() for key in puts], list(puts.values()), [key.encode() for key in deletes]]
         try:
-            async with self._link() as link:
+            async with self._schema.link() as link:
                 ((stamp, wrong),) = await link.execute(_COMMIT, [*wanted, *written, HISTORY, self._channel])
         except (psycopg.Error, StoreUnavailableError) as error:
             raise MetaUnknownError(f"meta store: {error}") from error
         if wrong is not None:
             raise ConflictError(f"{wrong} has changed")
         self._seen = max(self._seen, stamp)
-        self._wake()
+        self._watches.wake()
         return int(stamp)
 
     async def _changed(self, link: Link, prefix: str, since: Stamp, now: Stamp) -> bool:
@@ -154,72 +152,41 @@ class PostgresMetaStore:
     @property
     def _channel(self) -> str:
         # A channel's name has at most 63 bytes.
-        return f"sluiceway {self._schema}".encode()[:63].decode(errors="ignore")
-
-    @contextlib.asynccontextmanager
-    async def _link(self) -> AsyncIterator[Link]:
-        """A connection to the newest layout. Raises StoreUnavailableError."""
-        async with self._connections.one() as link:
-            if not self._migrated:
-                async with self._migrating:
-                    await migrate(link, self._schema, MIGRATIONS)
-                    self._migrated = True
-            yield link
+        return f"sluiceway {self._schema.name}".encode()[:63].decode(errors="ignore")
 
     # ---- watch ------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
         """Yields for every change after this call. The first hint may be about an earlier one."""
-        return self._watch(prefix, self._seen)
-
-    async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
         if self._listening is None:
             self._listening = asyncio.create_task(self._listen())
-        watcher = asyncio.Event()
-        self._watchers.add(watcher)
-        try:
-            while not self._closed:
-                watcher.clear()
-                changed = False
-                # `read` reports faults; a hint may come late.
-                with contextlib.suppress(psycopg.Error, StoreUnavailableError):
-                    changed, since = await self._changed_since(prefix, since)
-                if changed:
-                    yield since
-                    continue
-                # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._poll_interval / 1_000):
-                        await watcher.wait()
-        finally:
-            self._watchers.discard(watcher)
+        return self._watches.watch(prefix, self._seen)
 
     async def _changed_since(self, prefix: str, since: Stamp) -> tuple[bool, Stamp]:
-        async with self._link() as link:
-            now: Stamp = (await link.execute("SELECT stamp FROM store"))[0][0]
-            return await self._changed(link, prefix, since, now), now
+        try:
+            async with self._schema.link() as link:
+                now: Stamp = (await link.execute("SELECT stamp FROM store"))[0][0]
+                return await self._changed(link, prefix, since, now), now
+        except (psycopg.Error, StoreUnavailableError):
+            # `read` reports faults; a hint may come late.
+            return False, since
 
     async def _listen(self) -> None:
         """Wake the watchers at each notification; without a connection they poll."""
-        while not self._closed:
+        while not self._watches.closed:
             with contextlib.suppress(StoreUnavailableError, psycopg.Error):
                 link = await self._connections.connect()
                 try:
                     await link.run(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-                    self._wake()
+                    self._watches.wake()
                     async for _ in link.notified():
-                        self._wake()
+                        self._watches.wake()
                 finally:
                     await link.close()
             await asyncio.sleep(self._poll_interval / 1_000)
 
-    def _wake(self) -> None:
-        for watcher in self._watchers:
-            watcher.set()
-
     async def close(self) -> None:
-        self._closed = True
-        self._wake()
+        self._watches.close()
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from sluiceway.adapters.disk import keep_database_private, sync_directory
 from sluiceway.adapters.layout import migrate
 from sluiceway.adapters.lock import one_at_a_time
 from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
+from sluiceway.adapters.meta.watches import Watches
 from sluiceway.adapters.wal_check import check_log
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
@@ -57,10 +57,8 @@ class SqliteMetaStore:
     """
 
     def __init__(self, path: Path, *, busy_timeout: Millis = 10_000, poll_interval: Millis = 200) -> None:
-        self._poll_interval = poll_interval
         self._seen: Stamp = 0
-        self._watchers: set[asyncio.Event] = set()
-        self._closed = False
+        self._watches = Watches(self._changed_since, poll_interval)
         try:
             keep_database_private(path)
             self._db = apsw.Connection(str(path))
@@ -118,8 +116,7 @@ class SqliteMetaStore:
         except apsw.Error as error:
             raise MetaUnknownError(f"meta store: {error}") from error
         self._seen = max(self._seen, stamp)
-        for watcher in self._watchers:
-            watcher.set()
+        self._watches.wake()
         return stamp
 
     def _commit(
@@ -154,40 +151,25 @@ class SqliteMetaStore:
         query = "SELECT 1 FROM entry WHERE key >= ? AND key < ? AND stamp > ? LIMIT 1"
         return self._db.execute(query, (*_range(prefix), since)).fetchone() is not None
 
-    def _changed_since(self, prefix: str, since: Stamp) -> tuple[bool, Stamp]:
-        with self._transaction("BEGIN"):
-            now = self._stamp()
-            return self._changed(prefix, since, now), now
+    async def _changed_since(self, prefix: str, since: Stamp) -> tuple[bool, Stamp]:
+        def look() -> tuple[bool, Stamp]:
+            with self._transaction("BEGIN"):
+                now = self._stamp()
+                return self._changed(prefix, since, now), now
+
+        try:
+            return await self._run(look)
+        except apsw.Error:
+            # `read` reports faults; a hint may come late.
+            return False, since
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
         """Yields for every change after this call. The first hint may be about an earlier one."""
-        return self._watch(prefix, self._seen)
-
-    async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
-        watcher = asyncio.Event()
-        self._watchers.add(watcher)
-        try:
-            while not self._closed:
-                watcher.clear()
-                # `read` reports faults; a hint may come late.
-                changed = False
-                with contextlib.suppress(apsw.Error):
-                    changed, since = await self._run(partial(self._changed_since, prefix, since))
-                if changed:
-                    yield since
-                    continue
-                # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._poll_interval / 1_000):
-                        await watcher.wait()
-        finally:
-            self._watchers.discard(watcher)
+        return self._watches.watch(prefix, self._seen)
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            for watcher in self._watchers:
-                watcher.set()
+        if not self._watches.closed:
+            self._watches.close()
             await self._run(self._db.close)
             self._thread.shutdown()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, LiteralString, TypeVar
 from zlib import crc32
 
@@ -15,7 +15,7 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
-from sluiceway.adapters.storage.postgres_schema import MIGRATIONS, identity_of, migrate
+from sluiceway.adapters.storage.postgres_schema import MIGRATIONS, Schema, identity_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import (
@@ -112,10 +112,8 @@ class PostgresPartitionStore:
     """
 
     def __init__(self, dsn: str, *, schema: str = "sluiceway", max_connections: int = 8, statement_timeout: Millis = 10_000) -> None:
-        self._schema = schema
         self._connections = Connections(dsn, schema, max_connections, statement_timeout)
-        self._migrated = False
-        self._migrating = asyncio.Lock()
+        self._schema = Schema(self._connections, schema, MIGRATIONS)
         self._calls: set[asyncio.Task[Any]] = set()
 
     def at_once(self, ref: PartitionRef) -> bool:
@@ -154,26 +152,17 @@ class PostgresPartitionStore:
         task.add_done_callback(self._calls.discard)
         return await asyncio.shield(task)
 
-    @contextlib.asynccontextmanager
-    async def _link(self) -> AsyncIterator[Link]:
-        async with self._connections.one() as link:
-            if not self._migrated:
-                async with self._migrating:
-                    await migrate(link, self._schema, MIGRATIONS)
-                    self._migrated = True
-            yield link
-
     async def _identify(self, new: str | None) -> str | None:
         try:
             # A query creates nothing: this may be a different database.
-            async with self._connections.one() if new is None else self._link() as link:
-                return await identity_of(link, self._schema, new)
+            async with self._connections.one() if new is None else self._schema.link() as link:
+                return await identity_of(link, self._schema.name, new)
         except psycopg.Error as error:
-            raise StoreUnavailableError(f"schema {self._schema}: {error}") from error
+            raise StoreUnavailableError(f"schema {self._schema.name}: {error}") from error
 
     async def _open(self, ref: PartitionRef, fence: Fence, least: Least | None) -> Snapshot:
         with _translated(ref):
-            async with self._link() as link:
+            async with self._schema.link() as link:
                 # Checked before locking: a former owner must not end the current owner's transactions.
                 for row in await link.execute(_LOOK, _place(ref)):
                     _check_fence(ref, row, fence)
@@ -215,7 +204,7 @@ class PostgresPartitionStore:
 
     async def _apply(self, ref: PartitionRef, txn: int, fence: Fence, query: LiteralString, params: list[object]) -> Outcome:
         try:
-            async with self._link() as link:
+            async with self._schema.link() as link:
                 return await _commit(link, ref, txn, fence, query, params)
         except (StoreUnavailableError, psycopg.Error):
             # No connection or no schema: nothing of the cycle was sent.
@@ -223,7 +212,7 @@ class PostgresPartitionStore:
 
     async def _read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
         with _translated(ref):
-            async with self._link() as link:
+            async with self._schema.link() as link:
                 rows = await link.execute(_READ, [[*map(Int8, blobs)], *_place(ref)])
         for number, crc, data in rows:
             if crc32(data) != crc:
@@ -232,7 +221,7 @@ class PostgresPartitionStore:
 
     async def _browse(self, ref: PartitionRef) -> Snapshot:
         with _translated(ref):
-            async with self._link() as link, link.transaction("ISOLATION LEVEL REPEATABLE READ READ ONLY"):
+            async with self._schema.link() as link, link.transaction("ISOLATION LEVEL REPEATABLE READ READ ONLY"):
                 for row in await link.execute(_LOOK, _place(ref)):
                     _check_row(ref, row)
                     return await _load(link, ref, row)
@@ -240,7 +229,7 @@ class PostgresPartitionStore:
 
     async def _drop(self, ref: PartitionRef) -> None:
         with _translated(ref):
-            async with self._link() as link, link.transaction():
+            async with self._schema.link() as link, link.transaction():
                 for row in await link.execute(_LOCK, _place(ref)):
                     number = Int8(row[0])
                     for statement in (_DROP_BLOBS, _DROP_RECORDS):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from typing import LiteralString
 
 from psycopg import sql
 
-from sluiceway.adapters.storage.postgres_connections import Link
+from sluiceway.adapters.storage.postgres_connections import Connections, Link
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 _CHURN = "autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off"
@@ -39,11 +41,28 @@ MIGRATIONS: tuple[LiteralString, ...] = (
 """Migration number n takes the layout from version n to n + 1. Released ones never change."""
 
 
-async def migrate(link: Link, schema: str, migrations: Sequence[LiteralString]) -> None:
-    """Upgrade the schema to the newest of these layouts; any number of processes may do so concurrently.
+class Schema:
+    """A schema in the newest of these layouts. The first link to it upgrades it; any number of processes may do so concurrently."""
 
-    Raises StoreUnavailableError if a newer Sluiceway wrote the schema, psycopg.Error.
-    """
+    def __init__(self, connections: Connections, name: str, migrations: Sequence[LiteralString]) -> None:
+        self._connections = connections
+        self.name = name
+        self._migrations = migrations
+        self._migrating = asyncio.Lock()
+        self._migrated = False
+
+    @contextlib.asynccontextmanager
+    async def link(self) -> AsyncIterator[Link]:
+        """A link for the length of a block. Raises StoreUnavailableError, also if a newer Sluiceway wrote the schema, psycopg.Error."""
+        async with self._connections.one() as link:
+            if not self._migrated:
+                async with self._migrating:
+                    await _migrate(link, self.name, self._migrations)
+                    self._migrated = True
+            yield link
+
+
+async def _migrate(link: Link, schema: str, migrations: Sequence[LiteralString]) -> None:
     if await _version(link, schema) == len(migrations):
         return
     async with link.transaction():
