@@ -10,7 +10,7 @@ from simulation.cluster_store import Vault
 from simulation.planting import Bug, shelf
 from sluiceway.cluster.group_member import GroupMember
 from sluiceway.cluster.remote_demand import Demand
-from sluiceway.cluster.remote_leases import Leasing
+from sluiceway.cluster.remote_leases import RemoteLeases
 from sluiceway.cluster.router import Router
 from sluiceway.core.group.rounds import Rounds
 from sluiceway.core.queue import owned_queue
@@ -113,7 +113,7 @@ def passes_on_what_a_peer_asks(original: Any) -> Any:
     return answer
 
 
-@bug(Leasing, "_holders")
+@bug(RemoteLeases, "_holders")
 def takes_more_under_a_key(_original: Any) -> Any:
     """A repeated lease key does not find the leases that other instances have granted under it."""
 

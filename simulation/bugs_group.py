@@ -10,8 +10,8 @@ import msgspec
 from simulation.planting import Bug, shelf
 from sluiceway.core.group import rounds
 from sluiceway.core.group.claims import Claims
-from sluiceway.core.group.group_records import Claim, Decision, Look, Parameters, Plan, Resource, Token, Writes
-from sluiceway.core.group.heartbeats import Beating, Seen
+from sluiceway.core.group.group_records import Claim, Decision, GroupView, Parameters, Plan, Resource, Token, Writes
+from sluiceway.core.group.heartbeats import Beating, LastChanges
 from sluiceway.core.group.member import Member
 from sluiceway.core.group.plan import moves
 from sluiceway.core.group.rounds import Rounds
@@ -40,7 +40,7 @@ def replanned(change: Any) -> Any:
 
     @functools.wraps(change)
     def plant(original: Any) -> Any:
-        def next_plan(look: Look, resource: Resource, number: int, members: list[str], given_up: list[str]) -> tuple[Plan, int]:
+        def next_plan(look: GroupView, resource: Resource, number: int, members: list[str], given_up: list[str]) -> tuple[Plan, int]:
             plan, moved = original(look, resource, number, members, given_up)
             return change(plan, look, resource, number, members), moved
 
@@ -62,7 +62,7 @@ def serves_beyond_its_lease(original: Any) -> Any:
 def takes_its_lease_from_when_the_answer_came(original: Any) -> Any:
     """The lease starts when its beat is seen to be recorded instead of when it was sent."""
 
-    def note(self: Any, look: Look) -> None:
+    def note(self: Any, look: GroupView) -> None:
         before = self._confirmed
         original(self, look)
         if self._confirmed > before:
@@ -75,7 +75,7 @@ def takes_its_lease_from_when_the_answer_came(original: Any) -> Any:
 def takes_every_beat_for_recorded(original: Any) -> Any:
     """A beat renews the lease when sent, recorded or not."""
 
-    def note(self: Any, look: Look) -> None:
+    def note(self: Any, look: GroupView) -> None:
         sent = dict(self._sent)
         original(self, look)
         if self.name in look.members:
@@ -95,7 +95,7 @@ def serves_by_its_old_lease_after_asking_for_a_shorter_one(original: Any) -> Any
 def judges_others_by_its_own_parameters(original: Any) -> Any:
     """A member that has not yet seen new parameters is given up according to them."""
 
-    def silent_at(self: Any, look: Look, name: str, parameters: Parameters) -> int:
+    def silent_at(self: Any, look: GroupView, name: str, parameters: Parameters) -> int:
         since: int = self.seen.since(f"beat/{name}", look.members[name].beat, look.seen_at)
         return since + parameters.member_timeout
 
@@ -106,7 +106,7 @@ def judges_others_by_its_own_parameters(original: Any) -> Any:
 def gives_members_up_too_soon(original: Any) -> Any:
     """A member is given up after half of the time."""
 
-    def silent_at(self: Any, look: Look, name: str, parameters: Parameters) -> int:
+    def silent_at(self: Any, look: GroupView, name: str, parameters: Parameters) -> int:
         since: int = self.seen.since(f"beat/{name}", look.members[name].beat, look.seen_at)
         until: int = original(self, look, name, parameters)
         return (since + until) // 2
@@ -118,7 +118,7 @@ def gives_members_up_too_soon(original: Any) -> Any:
 def has_no_patience_with_clocks(original: Any) -> Any:
     """A member is given up as soon as its lease has expired by another member's clock."""
 
-    def silent_at(self: Any, look: Look, name: str, parameters: Parameters) -> int:
+    def silent_at(self: Any, look: GroupView, name: str, parameters: Parameters) -> int:
         record = look.members[name]
         since: int = self.seen.since(f"beat/{name}", record.beat, look.seen_at)
         return since + record.lease_timeout
@@ -126,7 +126,7 @@ def has_no_patience_with_clocks(original: Any) -> Any:
     return silent_at
 
 
-@bug(Seen, "since")
+@bug(LastChanges, "since")
 def takes_the_first_beat_for_the_last(original: Any) -> Any:
     """A member's silence is counted from its first beat."""
 
@@ -141,7 +141,7 @@ def takes_the_first_beat_for_the_last(original: Any) -> Any:
 def says_too_soon_that_it_has_stopped(original: Any) -> Any:
     """The open round counts as applied before its plan exists."""
 
-    def record(self: Any, look: Look, resource: Resource) -> Any:
+    def record(self: Any, look: GroupView, resource: Resource) -> Any:
         number = look.round.number if look.round else 0
         return msgspec.structs.replace(original(self, look, resource), applied=number)
 
@@ -158,7 +158,7 @@ def serves_before_all_have_left_the_era(original: Any) -> Any:
 def leaves_the_era_before_it_knows(original: Any) -> Any:
     """A record states one era more than its member follows."""
 
-    def record(self: Any, look: Look, resource: Resource) -> Any:
+    def record(self: Any, look: GroupView, resource: Resource) -> Any:
         return msgspec.structs.replace(original(self, look, resource), era=resource.era + 1)
 
     return record
@@ -168,7 +168,7 @@ def leaves_the_era_before_it_knows(original: Any) -> Any:
 def leaves_the_era_out_of_the_token(original: Any) -> Any:
     """A token lacks the era."""
 
-    def look(self: Any, look: Look) -> Decision:
+    def look(self: Any, look: GroupView) -> Decision:
         decision: Decision = original(self, look)
         owned = {item: Token(1, grant) for item, (_, grant) in decision.owned.items()}
         return Decision(owned, decision.lease_deadline, decision.writes, decision.wake_at, decision.left)
@@ -180,7 +180,7 @@ def leaves_the_era_out_of_the_token(original: Any) -> Any:
 def forgets_that_a_beat_may_end_its_lease(original: Any) -> Any:
     """A decision's lease ignores its own beat, which may ask for a shorter one."""
 
-    def look(self: Any, look: Look) -> Decision:
+    def look(self: Any, look: GroupView) -> Decision:
         self._beating.note(look)
         before = self._beating.lease_deadline()
         decision: Decision = original(self, look)
@@ -193,7 +193,7 @@ def forgets_that_a_beat_may_end_its_lease(original: Any) -> Any:
 def stays_when_it_was_going(original: Any) -> Any:
     """A member whose record may still be removed resumes serving planned items."""
 
-    def look(self: Any, look: Look) -> Decision:
+    def look(self: Any, look: GroupView) -> Decision:
         self._going = False
         decision: Decision = original(self, look)
         return decision
@@ -218,7 +218,7 @@ def does_not_wait_for_those_who_leave(original: Any) -> Any:
 
 @rare(rounds, "next_plan")
 @replanned
-def forgets_who_had_it_before_the_last_owner(plan: Plan, look: Look, *_: Any) -> Plan:
+def forgets_who_had_it_before_the_last_owner(plan: Plan, look: GroupView, *_: Any) -> Plan:
     """Only an item's last owner is waited for."""
     had = look.plan.owners if look.plan else {}
     waits = {name: tuple(item for item in items if item in had.get(name, {})) for name, items in plan.waits.items()}
@@ -286,7 +286,7 @@ def never_strikes_off_a_silent_leaver(original: Any) -> Any:
 def no_round_for_a_silent_member(original: Any) -> Any:
     """Neither a dead member nor the heartbeat triggers a round."""
 
-    def trigger(self: Any, look: Look, resource: Resource) -> str | None:
+    def trigger(self: Any, look: GroupView, resource: Resource) -> str | None:
         why: str | None = original(self, look, resource)
         return None if why is not None and (why.endswith("silent") or why == "heartbeat") else why
 
@@ -301,7 +301,7 @@ def opens_round_after_round(original: Any) -> Any:
 
 @bug(rounds, "next_plan")
 @replanned
-def keeps_the_grant_when_the_owner_changes(plan: Plan, look: Look, *_: Any) -> Plan:
+def keeps_the_grant_when_the_owner_changes(plan: Plan, look: GroupView, *_: Any) -> Plan:
     """The new owner's token equals the old one's."""
     had = {item: grant for grants in look.plan.owners.values() for item, grant in grants.items()} if look.plan else {}
     owners = {name: {item: had.get(item, grant) for item, grant in grants.items()} for name, grants in plan.owners.items()}
@@ -310,7 +310,7 @@ def keeps_the_grant_when_the_owner_changes(plan: Plan, look: Look, *_: Any) -> P
 
 @bug(rounds, "next_plan")
 @replanned
-def counts_grants_anew(plan: Plan, look: Look, resource: Resource, number: int, members: list[str]) -> Plan:
+def counts_grants_anew(plan: Plan, look: GroupView, resource: Resource, number: int, members: list[str]) -> Plan:
     """Grants start over every few rounds."""
     owners = {
         name: {item: number % 4 if grant == number else grant for item, grant in grants.items()} for name, grants in plan.owners.items()

@@ -10,7 +10,7 @@ import msgspec
 from simulation.bugs_group import unchecked
 from simulation.planting import Bug, shelf
 from sluiceway.core.group import item_placement, rounds
-from sluiceway.core.group.group_records import Keys, Look, Resource, Writes
+from sluiceway.core.group.group_records import GroupView, Keys, Resource, Writes
 from sluiceway.core.group.plan import queue_of
 
 BUGS: list[Bug] = []
@@ -21,7 +21,7 @@ bug = shelf(BUGS)
 def limits_under_the_old_version(original: Any) -> Any:
     """A limit is recorded under the old resource version, so no round follows."""
 
-    def limit(look: Look, keys: Keys, *args: Any) -> Writes:
+    def limit(look: GroupView, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
         if writes.puts and look.resource is not None:
             resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
@@ -41,7 +41,7 @@ def limits_a_resource_that_has_changed(original: Any) -> Any:
 def limits_what_has_gone(original: Any) -> Any:
     """A queue without items gets a limit, which stays forever."""
 
-    def limit(look: Look, keys: Keys, queue: str, most: int | None) -> Writes:
+    def limit(look: GroupView, keys: Keys, queue: str, most: int | None) -> Writes:
         writes: Writes = original(look, keys, queue, most)
         resource = look.resource
         if resource is not None and most is not None and queue not in map(queue_of, resource.items):
@@ -56,7 +56,7 @@ def limits_what_has_gone(original: Any) -> Any:
 def leaves_limits_behind(original: Any) -> Any:
     """A queue's limit stays when its last item has gone."""
 
-    def remove(look: Look, keys: Keys, *args: Any) -> Writes:
+    def remove(look: GroupView, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
         if writes.puts and look.resource is not None:
             resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
@@ -76,7 +76,7 @@ def places_a_queue_on_everybody(original: Any) -> Any:
 def places_beside_what_there_is_of_a_queue(original: Any) -> Any:
     """New items of a limited queue go to the least loaded members, regardless of where the queue already lies."""
 
-    def place(look: Look, keys: Keys, items: list[str], late: Any, limits: Any) -> Writes:
+    def place(look: GroupView, keys: Keys, items: list[str], late: Any, limits: Any) -> Writes:
         resource = look.resource
         if resource is None or not resource.limits.keys() & set(map(queue_of, items)):
             return cast(Writes, original(look, keys, items, late, limits))

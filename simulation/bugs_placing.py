@@ -11,7 +11,7 @@ from simulation.bugs_group import unchecked
 from simulation.planting import Bug, shelf
 from sluiceway.core.group import item_placement
 from sluiceway.core.group.claims import Claims
-from sluiceway.core.group.group_records import Keys, Look, Plan, Resource, Writes
+from sluiceway.core.group.group_records import GroupView, Keys, Plan, Resource, Writes
 from sluiceway.core.group.plan import sticky
 
 BUGS: list[Bug] = []
@@ -57,7 +57,7 @@ def removes_from_a_resource_that_has_changed(original: Any) -> Any:
 def places_under_the_old_version(original: Any) -> Any:
     """The resource gets new items, but it and the plan keep the old version."""
 
-    def place(look: Look, keys: Keys, *args: Any) -> Writes:
+    def place(look: GroupView, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
         if look.resource is not None and writes.puts:
             resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
@@ -71,7 +71,7 @@ def places_under_the_old_version(original: Any) -> Any:
 def gives_new_items_to_nobody(original: Any) -> Any:
     """The plan claims the new version but has none of the new items."""
 
-    def place(look: Look, keys: Keys, *args: Any) -> Writes:
+    def place(look: GroupView, keys: Keys, *args: Any) -> Writes:
         return replanned(original(look, keys, *args), keys, owners=look.plan.owners if look.plan else {})
 
     return place
@@ -81,7 +81,7 @@ def gives_new_items_to_nobody(original: Any) -> Any:
 def leaves_in_the_plan_what_it_removes(original: Any) -> Any:
     """The plan claims the new version but still has removed items."""
 
-    def remove(look: Look, keys: Keys, *args: Any) -> Writes:
+    def remove(look: GroupView, keys: Keys, *args: Any) -> Writes:
         return replanned(original(look, keys, *args), keys, owners=look.plan.owners if look.plan else {})
 
     return remove
@@ -91,7 +91,7 @@ def leaves_in_the_plan_what_it_removes(original: Any) -> Any:
 def leaves_what_it_removes_to_a_round(original: Any) -> Any:
     """The plan keeps removed items and another version than the resource, yet no round follows."""
 
-    def remove(look: Look, keys: Keys, *args: Any) -> Writes:
+    def remove(look: GroupView, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
         resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource) if writes.puts else None
         if resource is not None and writes.puts.pop(keys.plan, b""):
@@ -129,7 +129,7 @@ def places_in_any_plan(original: Any) -> Any:
 def divides_everything_anew(original: Any) -> Any:
     """Items that have an owner move too, without a round."""
 
-    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
+    def plan_new(look: GroupView, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
         original(look, keys, plan, new, late, limits, writes)
         items = [item for grants in plan.owners.values() for item in grants]
         owners: dict[str, dict[str, int]] = {}
@@ -144,7 +144,7 @@ def divides_everything_anew(original: Any) -> Any:
 def forgets_who_may_still_serve_an_item(original: Any) -> Any:
     """Placing anything discards all waits for former owners."""
 
-    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
+    def plan_new(look: GroupView, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
         original(look, keys, plan, new, late, limits, writes)
         replanned(writes, keys, waits={})
 
@@ -155,7 +155,7 @@ def forgets_who_may_still_serve_an_item(original: Any) -> Any:
 def begins_with_the_first_grant(original: Any) -> Any:
     """Placed items get the first round's token."""
 
-    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
+    def plan_new(look: GroupView, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
         original(look, keys, plan, new, late, limits, writes)
         if keys.plan in writes.puts:
             owners = msgspec.json.decode(writes.puts[keys.plan], type=Plan).owners
@@ -169,7 +169,7 @@ def begins_with_the_first_grant(original: Any) -> Any:
 def claims_what_had_an_owner(original: Any) -> Any:
     """The first claim of a new item overwrites an existing claim."""
 
-    def claim_new(look: Look, *args: Any) -> None:
+    def claim_new(look: GroupView, *args: Any) -> None:
         original(dataclasses.replace(look, claims={}), *args)
 
     return claim_new

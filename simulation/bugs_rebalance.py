@@ -15,7 +15,7 @@ from sluiceway.core.partition.idempotency_keys import KeyMemory
 from sluiceway.core.partition.transfers import TransferTable
 from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.core.rebalance import steps
-from sluiceway.core.rebalance.steps import Heard
+from sluiceway.core.rebalance.steps import StepReplies
 from sluiceway.model.peers import GiveKeys, Shut
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, ProduceKey
@@ -53,7 +53,7 @@ def goes_by_the_record_alone(original: Any) -> Any:
     return do
 
 
-@bug(Heard, "_hear_shut")
+@bug(StepReplies, "_hear_shut")
 def removes_what_was_not_sealed(original: Any) -> Any:
     """A partition is removed once it has no ready or leased items, sealed or not."""
 
@@ -109,7 +109,7 @@ def goes_on_as_the_home(_original: Any) -> Any:
     return lambda _self, _key: False
 
 
-@bug(Heard, "hear")
+@bug(StepReplies, "hear")
 def names_a_home_that_knows_nothing(original: Any) -> Any:
     """Slots get their new homes as soon as the former homes have reported their keys."""
 

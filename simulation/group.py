@@ -19,7 +19,7 @@ from simulation.group_checks import Overlap, Tokens, check_commit, check_placing
 from simulation.promises import check
 from simulation.world import EventLog
 from sluiceway.core.group import item_placement
-from sluiceway.core.group.group_records import GroupReader, Keys, Look, Parameters, Resource, Strategy, Token, Writes, read_group
+from sluiceway.core.group.group_records import GroupReader, GroupView, Keys, Parameters, Resource, Strategy, Token, Writes, read_group
 from sluiceway.core.group.member import Member
 from sluiceway.core.group.plan import queue_of
 from sluiceway.kernel.clock import Millis
@@ -80,9 +80,9 @@ class Looks:
 
     def __init__(self) -> None:
         self._reader = GroupReader(KEYS)
-        self._looks: dict[Stamp, Look] = {}
+        self._looks: dict[Stamp, GroupView] = {}
 
-    def of(self, view: View, seen_at: Millis) -> Look:
+    def of(self, view: View, seen_at: Millis) -> GroupView:
         look = self._looks.get(view.stamp)
         if look is None:
             look = self._looks[view.stamp] = self._reader.read(view, 0)
@@ -399,7 +399,7 @@ class GroupWorld:
         new = [self._some_item() if known else f"{queue}.{next(self.placed)}" for _ in range(number)]
         limits = {queue: self.random.choice([1, 2, 3])} if queue not in self._queues() and self.random.random() < 0.5 else {}
 
-        def decide(actor: Actor, look: Look) -> Writes:
+        def decide(actor: Actor, look: GroupView) -> Writes:
             late = actor.member.late(look, look.seen_at)
             writes = item_placement.place(look, KEYS, [item for item in new if item not in self.removed], late, limits)
             check_placing(look, writes, KEYS)
@@ -411,7 +411,7 @@ class GroupWorld:
     def _remove(self) -> None:
         share = self.random.choice([0.1, 0.5, 1.0])
 
-        def decide(actor: Actor, look: Look) -> Writes:
+        def decide(actor: Actor, look: GroupView) -> Writes:
             assert look.resource is not None
             gone = [item for item in look.resource.items if item.startswith("p") and self.random.random() < share]
             self.removed.update(gone)
@@ -431,7 +431,7 @@ class GroupWorld:
         names = {queue_of(item) for item in self._resource().items if item.startswith("p")}
         return self.random.sample(sorted(names), len(names))
 
-    def _try(self, actor: Actor, decide: Callable[[Actor, Look], Writes], tries: int) -> None:
+    def _try(self, actor: Actor, decide: Callable[[Actor, GroupView], Writes], tries: int) -> None:
         """Read, decide and commit, then repeat up to `tries` times, because the process never learns a commit's outcome."""
 
         def saw(actor: Actor, view: View) -> None:

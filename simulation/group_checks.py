@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from simulation.promises import BrokenPromiseError, check
-from sluiceway.core.group.group_records import Keys, Look, Plan, Resource, Token, Writes
+from sluiceway.core.group.group_records import GroupView, Keys, Plan, Resource, Token, Writes
 from sluiceway.core.group.plan import queue_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import View
@@ -51,7 +51,7 @@ class Overlap:
             self._before = serving
 
 
-def check_commit(was: Look, now: Look, keys: Keys, unseen: Collection[str] = ()) -> None:
+def check_commit(was: GroupView, now: GroupView, keys: Keys, unseen: Collection[str] = ()) -> None:
     """Check a commit's effect on the plan.
 
     A commit that seals a round assigns exactly the resource's items to exactly the marked members, within the queues' member limits, and
@@ -81,7 +81,7 @@ def check_commit(was: Look, now: Look, keys: Keys, unseen: Collection[str] = ())
     _check_plan(was, now, now.resource)
 
 
-def _check_plan(was: Look, now: Look, resource: Resource) -> None:
+def _check_plan(was: GroupView, now: GroupView, resource: Resource) -> None:
     assert now.plan is not None
     assert now.round is not None
     owners = {item: owner for owner, grants in now.plan.owners.items() for item in grants}
@@ -127,7 +127,7 @@ def check_even(owners: Mapping[str, str], members: Collection[str], limits: Mapp
         check(useless, f"{one} could give {other} a part: it has {counts[one]}, and the other {counts[other]}")
 
 
-def check_placing(look: Look, writes: Writes, keys: Keys) -> None:
+def check_placing(look: GroupView, writes: Writes, keys: Keys) -> None:
     """Check a placement: new items go only to present members that are not leaving, balanced to within one item."""
     if keys.plan not in writes.puts:
         return
@@ -154,7 +154,7 @@ def _is_plan(owners: Mapping[str, str], members: Collection[str], resource: Reso
     return True
 
 
-def _check_placed(was: Look, now: Look) -> None:
+def _check_placed(was: GroupView, now: GroupView) -> None:
     assert was.plan is not None
     assert was.resource is not None
     assert now.plan is not None

@@ -28,7 +28,7 @@ from sluiceway.core.group.task_member import (
     Tick,
 )
 from sluiceway.core.group.task_state import Record, Snapshot, State, encode
-from sluiceway.model.task_records import Born, Group
+from sluiceway.model.task_records import AnnouncedPartition, Group
 
 MEMBERS, PARTITIONS = 200, 2_000
 
@@ -84,8 +84,8 @@ class Fleet:
                     # Nothing is read, and election results are delivered by hand.
                     pass
 
-    def _seeds(self) -> tuple[Born, ...]:
-        return tuple(Born(f"shardId-{number:012}", (), f"{number:056}") for number in range(self.partitions))
+    def _seeds(self) -> tuple[AnnouncedPartition, ...]:
+        return tuple(AnnouncedPartition(f"shardId-{number:012}", (), f"{number:056}") for number in range(self.partitions))
 
     def settle(self) -> Cost:
         """Run until no record is appended, and return the cost."""
@@ -109,7 +109,7 @@ class Fleet:
     def finish_one(self) -> Cost:
         """Finish a partition with two children."""
         token, partition = next((token, each) for token, each in self.state.partitions.items() if each.owner != self.state.leader)
-        children = tuple(Born(f"shardId-{self.partitions + side:012}", (token,), f"{side:056}") for side in (1, 2))
+        children = tuple(AnnouncedPartition(f"shardId-{self.partitions + side:012}", (token,), f"{side:056}") for side in (1, 2))
         self.tell(self.members[partition.owner], Ended(token, partition.grant, children, 1_700_000_000_000))
         return self.settle()
 

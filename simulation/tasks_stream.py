@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simulation.promises import check
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.task_records import Born
+from sluiceway.model.task_records import AnnouncedPartition
 
 POINTS = ("", "first", "late")
 
@@ -33,8 +33,8 @@ class Part:
         return self.base + self.records
 
     @property
-    def born(self) -> Born:
-        return Born(self.token, self.parents, f"{self.token}:0", self.base if self.point else 0)
+    def born(self) -> AnnouncedPartition:
+        return AnnouncedPartition(self.token, self.parents, f"{self.token}:0", self.base if self.point else 0)
 
 
 class Stream:
@@ -69,12 +69,12 @@ class Stream:
         self.parts[token] = part
         return part
 
-    def seeds(self, after: str) -> tuple[str, tuple[Born, ...]]:
+    def seeds(self, after: str) -> tuple[str, tuple[AnnouncedPartition, ...]]:
         """Return the next point, and the seeds up to it."""
         point = POINTS[1] if after == "" else POINTS[2] if after == POINTS[1] and self.late_known else after
         return point, tuple(part.born for part in self.parts.values() if part.point == point and point != after)
 
-    def children(self, token: str) -> tuple[Born, ...]:
+    def children(self, token: str) -> tuple[AnnouncedPartition, ...]:
         return tuple(self.parts[child].born for child in self.parts[token].children)
 
     def ends(self, token: str) -> bool:

@@ -22,7 +22,7 @@ from sluiceway.capture.config import STREAMS
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.client import AsyncClient
 from sluiceway.client.capture_sink import QueueSink
-from sluiceway.model.task_records import Kept
+from sluiceway.model.task_records import PositionRecord
 from sluiceway.ports.position_store import Opening
 
 TOKEN, BATCH = "p0", 5
@@ -73,7 +73,7 @@ def stand_still_at(point: Point) -> None:
         point.store = store
         init(self, store, name)
 
-    async def committing(self: MetaPositions, opening: Opening, kept: Kept) -> None:
+    async def committing(self: MetaPositions, opening: Opening, kept: PositionRecord) -> None:
         if (opening.token, kept.batch, kept.plan is None) == (TOKEN, BATCH, False):
             await point("plan")
         await point.telling(f"commit {opening.token}", lambda: commit(self, opening, kept))

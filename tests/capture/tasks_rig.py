@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from simulation.network_link import Link, NoAnswerError, NotSentError
 from simulation.promises import check
-from sluiceway.model.task_records import CHANGES, Born
+from sluiceway.model.task_records import CHANGES, AnnouncedPartition
 from sluiceway.ports.change_stream import Batch, BrokenOffError, End, SeedsUpto, StaleBatchError, UnknownPositionError
 
 T = TypeVar("T")
@@ -41,8 +41,8 @@ class Part:
     """The batches that it gave: from where to where."""
 
     @property
-    def born(self) -> Born:
-        return Born(self.token, self.parents, f"{self.token}:0", BASE)
+    def born(self) -> AnnouncedPartition:
+        return AnnouncedPartition(self.token, self.parents, f"{self.token}:0", BASE)
 
     def payload(self, index: int) -> bytes:
         return f"{self.token}/{index}".encode()

@@ -20,7 +20,7 @@ from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
-from sluiceway.ports.position_store import FencedError, Kept, PositionStore, PositionUnknownError
+from sluiceway.ports.position_store import FencedError, PositionRecord, PositionStore, PositionUnknownError
 from sluiceway.testing.drive import driven
 from sluiceway.testing.position_store_suite import FULL, NOTHING, OpenPositions, PositionStoreSuite, at
 from tests.capture.task_stores import OnEtcd, OnMemory, OnPostgres, OnSqlite, OpenMeta, Watched
@@ -224,7 +224,7 @@ async def check_a_killed_server(make: Callable[[], MetaStore], kill: Callable[[]
                 assert found in (committed[token], committed[token] + 1)
                 committed[token] = found
                 while committed[token] < most:
-                    await keeper.commit(opening, Kept(position=str(committed[token] + 1)))
+                    await keeper.commit(opening, PositionRecord(position=str(committed[token] + 1)))
                     committed[token] += 1
                     if committed[token] == 10:
                         there.set()

@@ -16,7 +16,7 @@ from simulation.network_link import Link, Roads
 from sluiceway.capture.logs.meta_log import MetaSyncLog
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.model.meta import View
-from sluiceway.ports.position_store import FencedError, Kept, PositionUnknownError
+from sluiceway.ports.position_store import FencedError, PositionRecord, PositionUnknownError
 from sluiceway.ports.sync_log import LogPage, LogUnavailableError
 from sluiceway.testing.sync_log_suite import Entries, check_order
 
@@ -221,7 +221,7 @@ class Record(msgspec.Struct):
     grant: int
     number: int
     written_at: int
-    kept: Kept = Kept()
+    kept: PositionRecord = PositionRecord()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -262,7 +262,7 @@ def test_nothing_lands_under_an_opening_that_was_ended(seed: int) -> None:
         assert position(kept) >= committed[token], "what was committed is lost"
         at = position(kept)
         for _ in range(world.random.randrange(8)):
-            await store.commit(opening, Kept(position=str(at + 1)))
+            await store.commit(opening, PositionRecord(position=str(at + 1)))
             at += 1
             committed[token] = max(committed[token], at)
             await asyncio.sleep(world.random.random() * 0.1)
@@ -285,5 +285,5 @@ def test_nothing_lands_under_an_opening_that_was_ended(seed: int) -> None:
     world.run(story)
 
 
-def position(kept: Kept) -> int:
+def position(kept: PositionRecord) -> int:
     return int(kept.position or 0)

@@ -28,7 +28,7 @@ from sluiceway.core.group.task_state import (
     decode,
     encode,
 )
-from sluiceway.model.task_records import Born
+from sluiceway.model.task_records import AnnouncedPartition
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 LITTLE = st.integers(0, 3)
@@ -106,7 +106,7 @@ class FoldMachine(RuleBasedStateMachine):
             self.say(Join(name))
         self.say(Term(1, "a", ("a", "b", "c")))
         self.parents = {f"p{number}": () for number in range(seeds)}
-        sown = self.say(Seeds(1, "", "first", tuple(Born(token, (), "0", 1) for token in self.parents)))
+        sown = self.say(Seeds(1, "", "first", tuple(AnnouncedPartition(token, (), "0", 1) for token in self.parents)))
         for number in range(seeds):
             self.say(Assign(1, {f"p{number}": "abc"[number % 3]}))
         return sown
@@ -126,7 +126,7 @@ class FoldMachine(RuleBasedStateMachine):
         self.now += 1
         partitions = []
         for _ in range(more):
-            born = Born(f"p{len(self.parents)}", (), "0", self.now)
+            born = AnnouncedPartition(f"p{len(self.parents)}", (), "0", self.now)
             self.parents[born.token] = ()
             self.times[born.token] = self.now
             partitions.append(born)
@@ -159,7 +159,7 @@ class FoldMachine(RuleBasedStateMachine):
         token = self.token(number)
         return self.say(Release(token, self.grant(token, behind)))
 
-    def children(self, token: str, more: int, with_others: int) -> tuple[Born, ...]:
+    def children(self, token: str, more: int, with_others: int) -> tuple[AnnouncedPartition, ...]:
         """All that the stream has, and that many new ones; these have other parents, too, that have not finished."""
         if token in self.parents and token not in self.finished:
             others = sorted(set(self.parents) - self.finished - {token})
@@ -167,7 +167,7 @@ class FoldMachine(RuleBasedStateMachine):
                 parents = (token, *others[:with_others])
                 ancestors = {parent for parent in parents for parent in self.ancestors(parent)}
                 self.parents[f"p{len(self.parents)}"] = tuple(parent for parent in parents if parent == token or parent not in ancestors)
-        return tuple(Born(child, parents, "0") for child, parents in self.parents.items() if token in parents)
+        return tuple(AnnouncedPartition(child, parents, "0") for child, parents in self.parents.items() if token in parents)
 
     def ancestors(self, token: str) -> set[str]:
         return {each for parent in self.parents[token] for each in (parent, *self.ancestors(parent))}
@@ -244,13 +244,13 @@ TestFold.settings = settings(stateful_step_count=60)
         Join("a"),
         Leave("a"),
         Term(1, "a", ("a", "b"), 7),
-        Seeds(1, "", "m", (Born("p", ("q",), "start", 5),)),
+        Seeds(1, "", "m", (AnnouncedPartition("p", ("q",), "start", 5),)),
         Assign(1, {"p": "a"}),
         Move(1, {"p": "a"}),
         CancelMove(1, ("p",)),
-        Supersede(1, "p", (Born("q", ("p",)),)),
+        Supersede(1, "p", (AnnouncedPartition("q", ("p",)),)),
         Release("p", 3),
-        Finish("p", 3, (Born("q", ("p",)),), 9, {"q": "a"}),
+        Finish("p", 3, (AnnouncedPartition("q", ("p",)),), 9, {"q": "a"}),
         Snapshot(State(seq=3, joined={"a": 1})),
     ],
     ids=lambda record: type(record).__name__,

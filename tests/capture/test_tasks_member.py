@@ -45,7 +45,7 @@ from sluiceway.core.group.task_state import (
     Supersede,
     Term,
 )
-from sluiceway.model.task_records import Born, Group
+from sluiceway.model.task_records import AnnouncedPartition, Group
 
 Kind = TypeVar("Kind")
 PACE = Pace(repeat_after=100, reopen_after=50, patience=1_000)
@@ -60,7 +60,10 @@ class Life:
         self.seq = 0
         if begun:
             self.hears(
-                Join("a"), Join("b"), Term(1, "b" if leads else "a", ("a", "b"), 1), Seeds(1, "", "first", (Born("p", start="begin"),))
+                Join("a"),
+                Join("b"),
+                Term(1, "b" if leads else "a", ("a", "b"), 1),
+                Seeds(1, "", "first", (AnnouncedPartition("p", start="begin"),)),
             )
             self.tell(Prepared(0))
 
@@ -164,7 +167,7 @@ def test_a_reader_that_ends_while_it_is_to_stop_says_that_it_has_ended() -> None
     life = Life()
     grant = life.owns()
     life.hears(Move(1, {"p": "a"}))
-    children = (Born("l", ("p",)),)
+    children = (AnnouncedPartition("l", ("p",)),)
     assert life.tell(Ended("p", grant, children, 9)) == [Append(Finish("p", grant, children, 9))]
     assert life.tell(Stopped("p", grant)) == []
     assert life.passes(100) == [Append(Finish("p", grant, children, 9))]
@@ -203,7 +206,7 @@ def test_it_leaves_when_nothing_is_read_and_nothing_is_to_be_said() -> None:
 def test_a_stream_that_breaks_its_rule_is_an_alarm() -> None:
     life = Life()
     grant = life.owns()
-    [alarm] = life.tell(Ended("p", grant, (Born("l", ("q",)),), 9))
+    [alarm] = life.tell(Ended("p", grant, (AnnouncedPartition("l", ("q",)),), 9))
     assert isinstance(alarm, Alarm)
     assert life.passes(10_000) == []
 
@@ -233,12 +236,12 @@ def test_who_was_named_earlier_leaves_a_later_leader_alone_for_a_while() -> None
 def test_the_leader_brings_seeds_and_children_to_the_log() -> None:
     life = Life(leads=True)
     life.hears(Assign(1, {"p": "a"}))
-    seeds = SeedsFound("first", "second", (Born("q"),))
-    assert life.tell(seeds) == [Append(Seeds(1, "first", "second", (Born("q"),)))]
-    effects = life.hears(Seeds(1, "first", "second", (Born("q"),)))
+    seeds = SeedsFound("first", "second", (AnnouncedPartition("q"),))
+    assert life.tell(seeds) == [Append(Seeds(1, "first", "second", (AnnouncedPartition("q"),)))]
+    effects = life.hears(Seeds(1, "first", "second", (AnnouncedPartition("q"),)))
     assert only(Append, effects) == [Append(Assign(1, {"q": "b"}))]
     assert life.tell(SeedsFound("second", "second", ())) == []
-    children = (Born("l", ("p",)),)
+    children = (AnnouncedPartition("l", ("p",)),)
     assert life.tell(ChildrenFound("p", children)) == [Append(Supersede(1, "p", children))]
     assert only(Append, life.hears(Supersede(1, "p", children))) == []
 

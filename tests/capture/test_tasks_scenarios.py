@@ -20,7 +20,7 @@ from sluiceway.core.group.task_state import (
     Supersede,
     Term,
 )
-from sluiceway.model.task_records import Born, Group
+from sluiceway.model.task_records import AnnouncedPartition, Group
 
 
 class Log:
@@ -32,7 +32,7 @@ class Log:
         for name in "abc":
             assert self.say(Join(name))
         assert self.say(Term(1, "a", ("a", "b", "c"), 1))
-        assert self.say(Seeds(1, "", "first", tuple(Born(token, since=10) for token in seeds)))
+        assert self.say(Seeds(1, "", "first", tuple(AnnouncedPartition(token, since=10) for token in seeds)))
         if given:
             assert self.say(Assign(1, given))
 
@@ -44,7 +44,9 @@ class Log:
         self.entries.append((seq, record))
         return counts
 
-    def end(self, token: str, *children: Born, at: int = 0, grant: int | None = None, hints: dict[str, str] | None = None) -> bool:
+    def end(
+        self, token: str, *children: AnnouncedPartition, at: int = 0, grant: int | None = None, hints: dict[str, str] | None = None
+    ) -> bool:
         return self.say(Finish(token, self.grant(token) if grant is None else grant, children, at, hints or {}))
 
     def give(self, **owners: str) -> None:
@@ -60,8 +62,8 @@ class Log:
         return self.state.partitions[token].owner
 
 
-def child(token: str, *parents: str) -> Born:
-    return Born(token, parents, f"{token}:0")
+def child(token: str, *parents: str) -> AnnouncedPartition:
+    return AnnouncedPartition(token, parents, f"{token}:0")
 
 
 # ---- partitions ---------------------------------------------------------------------------------------------------------
@@ -110,10 +112,10 @@ def test_4_what_was_split_is_merged_again() -> None:
 def test_5_seeds_count_once() -> None:
     log = Log("p", given={"p": "a"})
     assert log.end("p")
-    assert not log.say(Seeds(1, "", "first", (Born("p"),)))
+    assert not log.say(Seeds(1, "", "first", (AnnouncedPartition("p"),)))
     assert log.state.partitions == {}
-    assert log.say(Seeds(1, "first", "second", (Born("q"),)))
-    assert not log.say(Seeds(1, "second", "second", (Born("p"),)))
+    assert log.say(Seeds(1, "first", "second", (AnnouncedPartition("q"),)))
+    assert not log.say(Seeds(1, "second", "second", (AnnouncedPartition("p"),)))
     assert log.phases() == {"q": "ready"}
 
 

@@ -20,29 +20,31 @@ from sluiceway.cli.task_tables import partitions
 from sluiceway.contract.capture_answers import TaskGroup, TaskPartition
 from sluiceway.core.group.task_fold import fold
 from sluiceway.core.group.task_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
-from sluiceway.model.task_records import Born, Kept
+from sluiceway.model.task_records import AnnouncedPartition, PositionRecord
 from sluiceway.ports.position_store import Stored
 from tests.cli.cli_shell import Shell
 from tests.server.server_process import closed_port
 
 LONG = "49590338271490256608559692538361571095921575989136588898"
-MERGED = Born("shard-5", ("shard-1", "shard-2"))
+MERGED = AnnouncedPartition("shard-5", ("shard-1", "shard-2"))
 RECORDS: list[Record] = [
     *(Join("one"), Join("two"), Term(1, "one", ("one", "two"), 7)),
-    Seeds(1, "", "all", tuple(Born(f"shard-{number}", since=1_700_000_000_000) for number in range(3))),
+    Seeds(1, "", "all", tuple(AnnouncedPartition(f"shard-{number}", since=1_700_000_000_000) for number in range(3))),
     Assign(1, {"shard-0": "one", "shard-1": "two", "shard-2": "two"}),
-    Supersede(1, "shard-0", (Born("shard-3", ("shard-0",)), Born("shard-4", ("shard-0",)))),
+    Supersede(1, "shard-0", (AnnouncedPartition("shard-3", ("shard-0",)), AnnouncedPartition("shard-4", ("shard-0",)))),
     Finish("shard-1", 5, (MERGED,), 1_700_000_100_000),
     Move(1, {"shard-2": "one"}),
     Join("three"),
 ]
 KEPT = {
-    "shard-0": Kept(position=LONG, plan="49590338271490256608559692538361571095921575989136588999", batch=12, records=345, behind=61_000),
-    "shard-2": Kept(position="7", batch=1, records=5, at=1_700_000_050_000),
+    "shard-0": PositionRecord(
+        position=LONG, plan="49590338271490256608559692538361571095921575989136588999", batch=12, records=345, behind=61_000
+    ),
+    "shard-2": PositionRecord(position="7", batch=1, records=5, at=1_700_000_050_000),
 }
 
 
-async def write_capture(path: Path, name: str, records: list[Record], kept: dict[str, Kept], log: str = "meta") -> None:
+async def write_capture(path: Path, name: str, records: list[Record], kept: dict[str, PositionRecord], log: str = "meta") -> None:
     store = SqliteMetaStore(path)
     shared, positions = MetaSyncLog(store, name), MetaPositions(store, name)
     await store.commit(puts={f"captures/{name}": msgspec.json.encode(Begun(stream="kinesis", log=log, queue="orders"))})
@@ -126,7 +128,7 @@ def test_what_stands_still_is_ever_further_behind() -> None:
     state = State()
     for number, record in enumerate(RECORDS, 1):
         state = fold(state, number, record)
-    positions = {"shard-0": Stored(5, Kept(behind=400), 1_000_000), "shard-1": Stored(5, Kept(behind=10**9), 1_000_000)}
+    positions = {"shard-0": Stored(5, PositionRecord(behind=400), 1_000_000), "shard-1": Stored(5, PositionRecord(behind=10**9), 1_000_000)}
     seen = Look("feed", None, state, positions, None, {}, {})
     fresh, dead = group_of(seen, 1_030_000), group_of(seen, 1_600_000)
     # What has ended is behind nothing.
@@ -198,7 +200,12 @@ def test_a_tree_has_each_partition_once_however_long_it_is() -> None:
 
 
 def test_what_is_stuck_is_said_with_what_it_waits_for(shell: Shell, tmp_path: Path) -> None:
-    records = [*RECORDS[:3], Seeds(1, "", "all", (Born("a"),)), Assign(1, {"a": "one"}), Finish("a", 5, (Born("c", ("a", "b\n")),), 9)]
+    records = [
+        *RECORDS[:3],
+        Seeds(1, "", "all", (AnnouncedPartition("a"),)),
+        Assign(1, {"a": "one"}),
+        Finish("a", 5, (AnnouncedPartition("c", ("a", "b\n")),), 9),
+    ]
     asyncio.run(write_capture(tmp_path / "m", "held", records, {}))
     text = shell.says("tasks", "show", "held", "--meta", f"sqlite:{tmp_path / 'm'}")
     assert "Stuck: c waits for b\\n (not announced by the stream)" in text

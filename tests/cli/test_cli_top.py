@@ -15,7 +15,7 @@ import pytest
 
 from sluiceway.cli.common import wide_console
 from sluiceway.cli.consumers import ConsumerRow
-from sluiceway.cli.top import BackendRow, Look, QueueRow, frame, summarise
+from sluiceway.cli.top import BackendRow, QueueRow, ServerSnapshot, frame, summarise
 from sluiceway.client import Client, PartitionStats, QueueStats
 from sluiceway.client._sync.channel import Channel
 from sluiceway.client.answers import LogicalQueueStats
@@ -57,7 +57,7 @@ def test_the_first_look_has_no_rates_and_a_queue_made_anew_no_negative_ones() ->
 def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     row = QueueRow("q", 2, 1_234, 5, 6, 7, 12.3, 0.25)
     wide_console().print(
-        frame(Look([row], [BackendRow("default", 2, 1, 1, 3.25)], ["\x1b[31mdown"], True, 3), "http://x", "NOT UP TO DATE")
+        frame(ServerSnapshot([row], [BackendRow("default", 2, 1, 1, 3.25)], ["\x1b[31mdown"], True, 3), "http://x", "NOT UP TO DATE")
     )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["http://x", "3", "instances", "NOT", "UP", "TO", "DATE"] in lines
@@ -65,7 +65,7 @@ def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["default", "2", "1", "1", "3.2"] in lines
     assert ["Problem:", "\\x1b[31mdown"] in lines
     assert any(line[:3] == ["…", "and", "more"] for line in lines)
-    wide_console().print(frame(Look([], [], [], False, 1), "http://x"))
+    wide_console().print(frame(ServerSnapshot([], [], [], False, 1), "http://x"))
     out = capsys.readouterr().out
     assert "instances" not in out
     assert "No queues" in out
@@ -149,7 +149,7 @@ def test_a_terminal_is_left_clean_by_ctrl_c_and_a_lost_server_is_told(tmp_path: 
 
 def test_consumers_are_shown_with_their_queries_first(capsys: pytest.CaptureFixture[str]) -> None:
     polling = [ConsumerRow("q", f"c{n}", "", "", None, 1, n, None, 7, None) for n in range(12)]
-    look = Look(
+    look = ServerSnapshot(
         [QueueRow("q", 2, 7, 5, 6, 7)],
         [],
         [],

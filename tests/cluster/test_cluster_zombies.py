@@ -15,7 +15,7 @@ from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import Browse, DeleteItems, ListItems
-from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, Left, Reload, ShareRequest
+from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, Reload, RemainingItems, ShareRequest
 from sluiceway.model.requests import DONE, Clear, Extend, Lease, Peek, Produce, ProduceKey, Redrive, Selection, Settle
 from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, lapse, put, shares
 from tests.instance.node_rig import eventually, rows, spec
@@ -99,7 +99,7 @@ def test_it_does_not_say_that_a_queue_that_is_to_be_deleted_is_empty(tmp_path: P
     async def run() -> None:
         async with zombie(tmp_path) as (_, _other, frozen, _gate):
             left = await asked(frozen, Close(60_000))
-            assert isinstance(left, Left)
+            assert isinstance(left, RemainingItems)
             assert (left.partitions, left.items) == ((), 0)
 
     asyncio.run(run())

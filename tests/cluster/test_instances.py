@@ -17,8 +17,8 @@ from sluiceway.cluster.ownership import PARAMETERS
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.core.group.group_records import (
     Claim,
+    GroupView,
     Keys,
-    Look,
     MemberRecord,
     Move,
     Parameters,
@@ -56,20 +56,20 @@ def member(**fields: Any) -> MemberRecord:
     return MemberRecord(**{"beat": 1, "lease_timeout": 2_000, "applied": 7, "era": 2, "address": "http://i-1", **fields})
 
 
-def look(**records: msgspec.Struct) -> Look:
+def look(**records: msgspec.Struct) -> GroupView:
     """A group of those records, by their keys below the prefix, with a slash for each `__`."""
     entries = {KEYS.prefix + name.replace("__", "/").replace("_", "-"): msgspec.json.encode(each) for name, each in records.items()}
     return read_group(View(9, {key: Entry(value, 9) for key, value in entries.items()}), KEYS, 0)
 
 
-def planned(owners: dict[str, dict[str, int]], waits: Mapping[str, tuple[str, ...]] | None = None, era: int = 2, **more: Any) -> Look:
+def planned(owners: dict[str, dict[str, int]], waits: Mapping[str, tuple[str, ...]] | None = None, era: int = 2, **more: Any) -> GroupView:
     resource = Resource(items=(ITEM, "k7f3q2ma.1", "k7f3q2ma.2"), era=2)
     plan = Plan(round=7, era=era, resource_version=1, owners=owners, waits=dict(waits or {}))
     there = {"member__i_1": member(), "member__i_2": member(address="http://i-2"), **more}
     return look(resource=resource, plan=plan, round=Round(number=7, sealed=True, trigger="i-3 has joined"), **there)
 
 
-def why(found: Look, item: str = ITEM, history: dict[int, SealedRound] | None = None, created_at: int = 0) -> Belonging:
+def why(found: GroupView, item: str = ITEM, history: dict[int, SealedRound] | None = None, created_at: int = 0) -> Belonging:
     assert found.resource is not None
     return belonging(found, found.resource, item, {7: SEALED} if history is None else history, created_at)
 
@@ -141,7 +141,7 @@ def test_who_has_to_stop_first_is_told() -> None:
         (look(resource=Resource(items=(ITEM,), strategy="static")), "no round in era 1"),
     ],
 )
-def test_that_nobody_has_it_is_told_with_the_cause(found: Look, reason: str) -> None:
+def test_that_nobody_has_it_is_told_with_the_cause(found: GroupView, reason: str) -> None:
     told = why(found)
     assert reason in told.reason
     assert (told.owner, told.grant) == (None, None)

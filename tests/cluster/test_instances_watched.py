@@ -119,7 +119,7 @@ def outside(members: int) -> Instances:
     ownership._member = GroupMember(MemoryMetaStore(), "partitions", lambda change: None, name="a")
     there = {f"i-{n}": group_records.MemberRecord(beat=1, lease_timeout=2_000) for n in range(members)}
     view = View(1, {})
-    ownership.member.look = group_records.Look(view, 0, group_records.Resource(items=()), None, None, there, frozenset(), {})
+    ownership.member.look = group_records.GroupView(view, 0, group_records.Resource(items=()), None, None, there, frozenset(), {})
     return Instances(ownership, list)
 
 

@@ -14,7 +14,7 @@ from simulation.loop import Loop, simulated
 from sluiceway.cluster.coordinator import Coordinator
 from sluiceway.cluster.ownership import PARAMETERS
 from sluiceway.cluster.rebalance_records import Stored, dropping_key
-from sluiceway.cluster.rebalance_run import Parts, Run
+from sluiceway.cluster.rebalance_run import RebalanceContext, Run
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Plan, Rebalance
 from sluiceway.testing.drive import driven
@@ -54,7 +54,7 @@ async def test_what_changes_while_a_rebalance_is_read_has_it_read_again_before_a
         records=SimpleNamespace(get=get),
         changes=SimpleNamespace(follow=follow),
     )
-    assert set(vars(parts)) <= set(Parts.__annotations__)
+    assert set(vars(parts)) <= set(RebalanceContext.__annotations__)
     run = Run(parts, Stored(before, 1), 1, "here")
     run.poke()
     async with asyncio.timeout(PATIENCE):

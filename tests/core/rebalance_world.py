@@ -14,7 +14,7 @@ from sluiceway.core.partition.key_slots import home_of, slot, slot_of_name
 from sluiceway.core.partition.partition_states import allows
 from sluiceway.core.rebalance import steps as machine
 from sluiceway.core.rebalance.partition_plan import plan
-from sluiceway.core.rebalance.steps import AskFor, Change, Heard
+from sluiceway.core.rebalance.steps import AskFor, Change, StepReplies
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import GiveKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys
@@ -116,7 +116,7 @@ class Coordinator:
     rebalance: Rebalance
     stamps: tuple[int, int]
     record: QueueRecord
-    heard: Heard = field(default_factory=Heard)
+    heard: StepReplies = field(default_factory=StepReplies)
 
 
 @dataclass
@@ -209,7 +209,7 @@ class World:
             self.rebalance.slots_at_once,
             self.record.cursor,
         ):
-            coordinator.heard = Heard()
+            coordinator.heard = StepReplies()
 
     # ---- what goes between --------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from sluiceway.core.partition.idempotency_keys import KeyMemory, KeyRecord, Seen, pack
+from sluiceway.core.partition.idempotency_keys import KeyMemory, KeyRecord, KeyResult, pack
 from sluiceway.core.partition.key_slots import slot
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.queue.executor_health import DEGRADED
@@ -245,7 +245,7 @@ def test_a_group_has_its_sequence_judged_at_its_home() -> None:
 
 def test_an_answer_that_the_home_knows_is_written_before_its_target_forgets_it() -> None:
     home, key = KeyMemory(), ProduceKey("k")
-    answer = Seen(b"digest", 12, 2, 1)
+    answer = KeyResult(b"digest", 12, 2, 1)
     home.settle(key, home.intend(key, 2, 1, 1_000), answer)
     home.touched.clear()
     (name,) = home.records
@@ -261,7 +261,7 @@ def test_a_partition_that_gave_a_key_away_does_not_note_what_its_target_answered
     home, key = Partition(), ProduceKey("k")
     home.keys.intend(key, 2, 1, 1_000)
     (name,) = home.keys.records
-    told = {name: pack(KeyRecord({"k": Seen(b"digest", 12, 2, 1)}, 0, home.keys.records[name].until))}
+    told = {name: pack(KeyRecord({"k": KeyResult(b"digest", 12, 2, 1)}, 0, home.keys.records[name].until))}
     home.admission.give_keys([slot(key, 256)], 256, 1, 0)
     with pytest.raises(SluicewayError) as refused:
         home.admission.note_answers(told)

@@ -14,8 +14,8 @@ from simulation.planting import Bug, planted
 from sluiceway.core.group.group_records import (
     MAX_TOLD,
     Decision,
+    GroupView,
     Keys,
-    Look,
     Parameters,
     Plan,
     Resource,
@@ -49,7 +49,7 @@ class Rig:
         writes.put(KEYS.resource, resource)
         assert self.store.commit(writes)
 
-    def view(self) -> Look:
+    def view(self) -> GroupView:
         return read_group(self.store.read(), KEYS, self.now)
 
     def plan(self) -> Plan:
@@ -258,7 +258,7 @@ def test_each_rare_bug_is_shown_by_its_history(bug: Bug) -> None:
         SHOWN_BY[bug.name]()
 
 
-def _look(members: Iterable[str], marks: Iterable[str], plan: Plan, resource: Resource) -> Look:
+def _look(members: Iterable[str], marks: Iterable[str], plan: Plan, resource: Resource) -> GroupView:
     rig = Rig(resource.items)
     view = rig.store.read()
     record = msgspec.json.encode({"beat": 1, "lease_timeout": 1, "applied": 0})

@@ -13,8 +13,8 @@ from simulation.group import ModelStore
 from sluiceway.core.group.group_records import (
     Claim,
     GroupReader,
+    GroupView,
     Keys,
-    Look,
     MemberRecord,
     Parameters,
     Plan,
@@ -195,7 +195,7 @@ names_of_items = st.sets(st.integers(0, 99).map(lambda n: f"q{n // 4:02}.{n % 4}
 
 
 @st.composite
-def looks(draw: st.DrawFn) -> Look:
+def looks(draw: st.DrawFn) -> GroupView:
     """A group at rest after a round, and after some placing and removing."""
     members = [f"m{n}" for n in range(draw(st.integers(1, 9)))]
     items = sorted(draw(names_of_items))
@@ -216,21 +216,21 @@ def looks(draw: st.DrawFn) -> Look:
     return read_group(store.read(), KEYS, 1_000)
 
 
-def after(look: Look, writes: Writes) -> Look:
+def after(look: GroupView, writes: Writes) -> GroupView:
     store = ModelStore()
     store.stamp, store.entries = look.view.stamp, dict(look.view.entries)
     assert store.commit(writes)
     return read_group(store.read(), KEYS, 1_000)
 
 
-def spread(look: Look) -> int:
+def spread(look: GroupView) -> int:
     has = Counter(owners(look).values())
     counts = [has[name] for name in look.members]
     return max(counts) - min(counts)
 
 
 @given(looks(), st.sets(st.integers(0, 60).map(lambda n: f"new{n:02}"), min_size=1))
-def test_placing_keeps_what_is_even_even_and_moves_nothing(before: Look, new: set[str]) -> None:
+def test_placing_keeps_what_is_even_even_and_moves_nothing(before: GroupView, new: set[str]) -> None:
     placed = after(before, place(before, KEYS, sorted(new)))
     had, has = owners(before), owners(placed)
     assert before.resource is not None
@@ -249,7 +249,7 @@ def test_placing_keeps_what_is_even_even_and_moves_nothing(before: Look, new: se
 
 
 @given(looks(), names_of_items)
-def test_removing_moves_nothing(before: Look, gone: set[str]) -> None:
+def test_removing_moves_nothing(before: GroupView, gone: set[str]) -> None:
     had = owners(before)
     writes = remove(before, KEYS, gone)
     if not writes.puts:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sluiceway.cluster.group_member import Change
-from sluiceway.core.group.group_records import Keys, Look, Strategy, owners, read_group
+from sluiceway.core.group.group_records import GroupView, Keys, Strategy, owners, read_group
 from sluiceway.core.group.item_placement import place, remove
 from sluiceway.group import GroupMember, MetaStore, define
 from sluiceway.ports.meta_store import Stamp
@@ -60,7 +60,7 @@ def test_who_waits_for_a_look_is_let_go_when_the_member_stops() -> None:
 
 
 def test_each_look_that_shows_something_new_is_told_before_what_follows_from_it() -> None:
-    shown: list[Look] = []
+    shown: list[GroupView] = []
 
     async def story() -> None:
         async with group_of("memory:", 1) as group:
@@ -90,7 +90,7 @@ def test_each_look_that_shows_something_new_is_told_before_what_follows_from_it(
 
 
 def test_what_is_called_at_each_look_may_raise(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(look: Look) -> None:
+    def fails(look: GroupView) -> None:
         raise ValueError("not today")
 
     async def story() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.cluster.instance_view import Instances
-from sluiceway.cluster.ownership import Static
+from sluiceway.cluster.ownership import SoleOwnership
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.instance.event_feed import EVENT_TYPES, Ring, Sight, Watch, counts_of, tell
 from sluiceway.kernel.errors import SluicewayError
@@ -121,7 +121,7 @@ class Scene:
         self.elsewhere: dict[str, PartitionStats | Exception] = {}
         """What another instance says of the queue's only partition."""
         self.asked: list[str] = []
-        self.instances = Instances(Static(), self.queues)
+        self.instances = Instances(SoleOwnership(), self.queues)
 
     def queues(self) -> list[QueueRecord]:
         return self.records

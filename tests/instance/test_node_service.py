@@ -19,7 +19,7 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local import queries
 from sluiceway.local.blob_cache import ENTRY_BYTES
-from sluiceway.local.row_fetcher import Delivery
+from sluiceway.local.row_fetcher import RowFetcher
 from sluiceway.model.items import batch_from_rows, stored_schema
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Disposition, Extend, Lease, Peek, Produce, ProduceKey, Selection, Settle
@@ -430,10 +430,10 @@ async def test_dispositions(tmp_path: Path) -> None:
 
 @driven
 async def test_items_that_cannot_be_handed_out_at_once_do_not_end_the_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Delivery, grants: object) -> None:
+    def broken(self: RowFetcher, grants: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(Delivery, "at_once", broken)
+    monkeypatch.setattr(RowFetcher, "at_once", broken)
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
         await produce(service, "q", "a", "b")

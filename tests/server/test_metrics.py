@@ -25,7 +25,7 @@ from sluiceway.model.instances import ClusterInfo, InstanceInfo
 from sluiceway.server.app import App, Fittings
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.http import Request
-from sluiceway.server.metric_queues import COUNTERS, OTHER, PARTITION_STATES, QueueLabels, Seen, seen
+from sluiceway.server.metric_queues import COUNTERS, OTHER, PARTITION_STATES, QueueCounts, QueueLabels, count_queue
 from sluiceway.server.metrics import Metrics, targets_of
 from sluiceway.testing.drive import driven
 from tests.server.fake_service import RECORD
@@ -243,7 +243,7 @@ def stats(state: str = "available", **counts: int) -> LogicalQueueStats:
 
 
 def test_partitions_are_added_up() -> None:
-    found = seen(RECORD, stats(ready=3, total_leased=2, scheduled=1, transferring=4, produced=20, leases=1, failures=2))
+    found = count_queue(RECORD, stats(ready=3, total_leased=2, scheduled=1, transferring=4, produced=20, leases=1, failures=2))
     assert found.items == {"ready": 3, "leased": 2, "scheduled": 1, "transferring": 4}
     assert found.waiting == {"produce": 1, "lease": 2, "settle": 3}
     assert found.partitions == {"available": 2, "preparing": 0, "draining": 0, "paused": 0, "unavailable": 0, "error": 0}
@@ -254,15 +254,15 @@ def test_partitions_are_added_up() -> None:
 
 
 def test_what_a_partition_that_was_never_open_has_counted_is_not_known() -> None:
-    assert seen(RECORD, stats("unavailable")).counters is None
-    assert seen(RECORD, stats("unavailable", produced=1)).counters is not None
-    assert seen(RECORD, stats("preparing")).counters is not None, "one that was made just now has counted nothing"
+    assert count_queue(RECORD, stats("unavailable")).counters is None
+    assert count_queue(RECORD, stats("unavailable", produced=1)).counters is not None
+    assert count_queue(RECORD, stats("preparing")).counters is not None, "one that was made just now has counted nothing"
 
 
 def test_what_is_left_to_drain_is_counted() -> None:
     counts: dict[str, Any] = {"total": 6, "ready": 3, "total_leased": 2, "scheduled": 1, "transferring": 4}
-    assert seen(RECORD, stats(**counts)).draining == 0
-    assert seen(RECORD, stats("draining", **counts)).draining == 10
+    assert count_queue(RECORD, stats(**counts)).draining == 0
+    assert count_queue(RECORD, stats("draining", **counts)).draining == 10
 
 
 def test_a_partition_that_is_removed_takes_nothing_of_what_it_has_counted() -> None:
@@ -270,7 +270,7 @@ def test_a_partition_that_is_removed_takes_nothing_of_what_it_has_counted() -> N
     parts = [PartitionStats(partition=number, produced=10) for number in range(3)]
 
     def produced(*numbers: int) -> int:
-        counted = seen(RECORD, LogicalQueueStats(partitions=[parts[number] for number in numbers]))
+        counted = count_queue(RECORD, LogicalQueueStats(partitions=[parts[number] for number in numbers]))
         (queue,) = labels.divide([counted])
         assert queue.counters is not None
         return queue.counters[0]
@@ -286,14 +286,14 @@ def test_a_partition_that_is_removed_takes_nothing_of_what_it_has_counted() -> N
 STARTED = 1_000
 
 
-def queue(number: int, ready: int, produced: int | None = None, created_at: int = 0) -> Seen:
+def queue(number: int, ready: int, produced: int | None = None, created_at: int = 0) -> QueueCounts:
     counters = None if produced is None else (produced,) * len(COUNTERS)
     items = {"ready": ready, "leased": 0, "scheduled": 0, "transferring": 0}
     states = dict.fromkeys(PARTITION_STATES, 0) | {"available": 1}
-    return Seen(f"q{number}", f"i{number}", created_at, items, {"produce": 0, "lease": 0, "settle": 0}, states, 0, 0, 0.0, counters)
+    return QueueCounts(f"q{number}", f"i{number}", created_at, items, {"produce": 0, "lease": 0, "settle": 0}, states, 0, 0, 0.0, counters)
 
 
-def told(queues: list[Seen]) -> dict[str, float]:
+def told(queues: list[QueueCounts]) -> dict[str, float]:
     return {each.queue_name: math.nan if each.counters is None else each.counters[0] for each in queues}
 
 

@@ -24,9 +24,9 @@ from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.capture.task_driver import TaskRunner
 from sluiceway.core.group.task_state import Partition, State
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.task_records import Kept
+from sluiceway.model.task_records import PositionRecord
 from sluiceway.ports.change_stream import CHANGES, Batch, BrokenOffError, StaleBatchError
-from sluiceway.spark.capture_plan import Done, Offset, Seen, Slice, choose, is_over, judge, recorded
+from sluiceway.spark.capture_plan import Done, EndFacts, Offset, Slice, choose, is_over, judge, recorded
 from sluiceway.spark.capture_planning import Planning
 from tests.capture.tasks_rig import Part, Script, ScriptedStream
 from tests.capture.tasks_world import LOG, NAME, TIMING, Member, World
@@ -56,19 +56,21 @@ def test_what_is_done_is_the_last_of_each_partition() -> None:
 @pytest.mark.parametrize(
     ("kept", "verdict"),
     [
-        (Kept(position="a:0", plan="a:5", batch=1), "settle"),
-        (Kept(position="a:5", plan=None, batch=1), "settled"),
+        (PositionRecord(position="a:0", plan="a:5", batch=1), "settle"),
+        (PositionRecord(position="a:5", plan=None, batch=1), "settled"),
         # It has moved on over nothing.
-        (Kept(position="a:6", plan=None, batch=1), "settled"),
-        (Kept(position="a:5", plan="a:9", batch=2), "settled"),
+        (PositionRecord(position="a:6", plan=None, batch=1), "settled"),
+        (PositionRecord(position="a:5", plan="a:9", batch=2), "settled"),
     ],
 )
-def test_what_is_to_be_recorded_of_a_batch_that_is_done(kept: Kept, verdict: str) -> None:
+def test_what_is_to_be_recorded_of_a_batch_that_is_done(kept: PositionRecord, verdict: str) -> None:
     assert judge(kept, ONE.done) == verdict
 
 
-@pytest.mark.parametrize("kept", [Kept(), Kept(position="a:0", plan="a:4", batch=1), Kept(position="a:5", plan=None, batch=0)])
-def test_a_position_store_that_knows_less_than_the_checkpoint_stops_the_query(kept: Kept) -> None:
+@pytest.mark.parametrize(
+    "kept", [PositionRecord(), PositionRecord(position="a:0", plan="a:4", batch=1), PositionRecord(position="a:5", plan=None, batch=0)]
+)
+def test_a_position_store_that_knows_less_than_the_checkpoint_stops_the_query(kept: PositionRecord) -> None:
     with pytest.raises(SluicewayError, match="set back"):
         judge(kept, ONE.done)
 
@@ -90,10 +92,10 @@ def test_what_others_have_recorded_is_not_carried_on() -> None:
     state = _state(Partition("a", phase="owned", owner="other"))
     assert recorded(Done("gone", "x", 1, 1), state, None)
     assert not recorded(ONE.done, state, None)
-    assert not recorded(ONE.done, state, Kept(position="a:0", plan="a:5", batch=1))
-    assert recorded(ONE.done, state, Kept(position="a:5", batch=1))
+    assert not recorded(ONE.done, state, PositionRecord(position="a:0", plan="a:5", batch=1))
+    assert recorded(ONE.done, state, PositionRecord(position="a:5", batch=1))
     # Read before that batch was planned: it says nothing of it.
-    assert not recorded(ONE.done, state, Kept(position="a:0", batch=0))
+    assert not recorded(ONE.done, state, PositionRecord(position="a:0", batch=0))
 
 
 MINE = Partition("a", phase="owned", owner="me")
@@ -118,7 +120,7 @@ THEIRS = Partition("b", phase="owned", owner="other")
     ],
 )
 def test_when_an_available_now_run_is_over(state: State, reached: set[str], steady: bool, over: bool) -> None:
-    assert is_over(Seen(state, "me", frozenset(reached), steady)) is over
+    assert is_over(EndFacts(state, "me", frozenset(reached), steady)) is over
 
 
 # ---- a driver that dies ------------------------------------------------------------------------------------------------

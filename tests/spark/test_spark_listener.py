@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import listener as listening
 from sluiceway.spark import options, session, watch
-from sluiceway.spark.listener import QueryListener, Word, error_of, words_of
+from sluiceway.spark.listener import QueryListener, QueryReport, error_of, query_reports
 from tests.spark.spark_world import Server, server, until
 
 URL = "http://127.0.0.1:2319"
@@ -54,20 +54,20 @@ def progress(end: object, start: object = None, rows: int = 400, **fields: objec
     return made
 
 
-WORD = Word("orders", "billing", ID, RUN, "bill", 1, 200, 20.0, 400.0, 500)
+WORD = QueryReport("orders", "billing", ID, RUN, "bill", 1, 200, 20.0, 400.0, 500)
 
 
 def test_items_are_those_that_were_leased_however_often_they_are_read() -> None:
-    assert list(words_of(progress(offset(), offset(1)), URL)) == [WORD]
-    assert list(words_of(progress(offset(), offset(1)), f"{URL}/")) == [WORD]
-    assert list(words_of(progress(offset(), offset(2), rows=0), URL)) == [
-        Word("orders", "billing", ID, RUN, "bill", 1, 0, 0.0, 0.0, 500),
+    assert list(query_reports(progress(offset(), offset(1)), URL)) == [WORD]
+    assert list(query_reports(progress(offset(), offset(1)), f"{URL}/")) == [WORD]
+    assert list(query_reports(progress(offset(), offset(2), rows=0), URL)) == [
+        QueryReport("orders", "billing", ID, RUN, "bill", 1, 0, 0.0, 0.0, 500),
     ]
 
 
 def test_each_queue_of_a_query_has_its_own_part() -> None:
     leases = '{"orders":[["k7f3q2ma.0.L1",150]],"returns":[["k7f3q2mb.0.L1",30],["k7f3q2mb.1.L1",20]]}'
-    found = list(words_of(progress(offset(queue="orders,returns", leases=leases)), URL))
+    found = list(query_reports(progress(offset(queue="orders,returns", leases=leases)), URL))
     assert [(word.queue, word.items, word.input_per_s, word.processed_per_s) for word in found] == [
         *(("orders", 150, 15.0, 300.0), ("returns", 50, 5.0, 100.0))
     ]
@@ -85,7 +85,7 @@ def test_each_queue_of_a_query_has_its_own_part() -> None:
     ids=["none", "a number", "of Kafka", "of another server", "of an old checkpoint"],
 )
 def test_what_is_not_read_from_that_server_is_not_told(end: object) -> None:
-    assert list(words_of(progress(end), URL)) == []
+    assert list(query_reports(progress(end), URL)) == []
 
 
 def test_an_error_is_cut_to_its_end_before_the_places_in_spark() -> None:
@@ -158,7 +158,7 @@ def test_what_is_not_understood_is_no_matter_to_spark(caplog: pytest.LogCaptureF
 
 def test_what_is_no_text_is_told_without_it() -> None:
     assert error_of("ValueError: \ud800 boom") == "ValueError: ? boom"
-    (word,) = words_of(progress(offset(), name="bill \udc00"), URL)
+    (word,) = query_reports(progress(offset(), name="bill \udc00"), URL)
     assert word.name == "bill ?"
 
 

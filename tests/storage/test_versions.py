@@ -19,7 +19,7 @@ from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
 from sluiceway.contract.queue_stats import COUNTERS
 from sluiceway.core.group.group_records import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
-from sluiceway.core.partition.idempotency_keys import KeyRecord, Seen
+from sluiceway.core.partition.idempotency_keys import KeyRecord, KeyResult
 from sluiceway.core.partition.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
 from sluiceway.instance.api_keys import ApiKeys
 from sluiceway.instance.service import Service
@@ -147,7 +147,7 @@ PINNED: dict[type[msgspec.Struct], str] = {
     LeaseRecord: "ranges client_id deadline lease_key transfer settled staged dispositions target closed dues target_incarnation",
     DueRecord: "due_at blob rows attempts expires_at together",
     KeyRecord: "seen sequence until",
-    Seen: "digest first_offset count partition intended_at",
+    KeyResult: "digest first_offset count partition intended_at",
     ApiKey: "key_id name scopes digest created_at expires_at requests_per_second bytes_per_second",
     AuditEntry: "id at actor action queue_name request_id detail",
     Resource: "items parameters strategy era version limits",

@@ -23,7 +23,7 @@ from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, ProduceK
 from sluiceway.model.small_batch import MAX_BYTES, MOST, Served, SmallBatch, as_few, in_columns, join
 from sluiceway.wire import answers, peer
 from sluiceway.wire.arrow_codec import produce_request
-from sluiceway.wire.json_items import Item, ProduceFields, batch_of, decode_produce, few_of
+from sluiceway.wire.json_items import Item, ProduceFields, batch_of, decode_produce, to_small_batch
 from tests.core.core_model import START
 
 RECORD = QueueRecord("q", "k7f3q2ma", START, START, (PartitionRecord(0),))
@@ -36,7 +36,7 @@ SOME = [
 
 
 def few(items: Sequence[Item]) -> SmallBatch:
-    found = few_of(items)
+    found = to_small_batch(items)
     assert found is not None
     return found
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from sluiceway.cluster.group_member import AGAIN, GroupMember, define
-from sluiceway.core.group.group_records import Look, Parameters, owners
+from sluiceway.core.group.group_records import GroupView, Parameters, owners
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.names import QUEUE_NAME, check_queue_name
@@ -96,7 +96,7 @@ class MetaElection:
                 log.warning("group %s: %s", self._group, error)
                 await asyncio.sleep(AGAIN / 1000)
 
-    def _looked(self, _: Look) -> None:
+    def _looked(self, _: GroupView) -> None:
         self._changed.set()
 
     def _tell(self, group: Group | None, told: Callable[[Group], None]) -> None:

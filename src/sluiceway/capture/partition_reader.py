@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.task_records import Born, DeadLetters, Kept
+from sluiceway.model.task_records import AnnouncedPartition, DeadLetters, PositionRecord
 from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeSink, ChangeStream, End, UnknownPositionError
 from sluiceway.ports.position_store import Opening, PositionStore
 
@@ -34,9 +34,9 @@ class Claim:
     """
 
     opening: Opening
-    kept: Kept
+    kept: PositionRecord
     position: str
-    tell_children: Callable[[tuple[Born, ...]], None]
+    tell_children: Callable[[tuple[AnnouncedPartition, ...]], None]
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     moved: bool = False
     """Whether something was committed: earlier failures are over."""
@@ -78,7 +78,7 @@ class Habits(NamedTuple):
     hint: Millis = 1_000
     patience: Millis = 10_000
 
-    def is_due(self, kept: Kept, done: Kept, committed_at: Millis) -> bool:
+    def is_due(self, kept: PositionRecord, done: PositionRecord, committed_at: Millis) -> bool:
         """Whether progress without records is due to be committed; `kept` was committed at `committed_at`."""
         every = self.rest if replace(done, at=kept.at) == kept else self.heartbeat
         return done != kept and system.steady() - committed_at >= every
@@ -131,8 +131,8 @@ async def drop(read: asyncio.Task[Batch], patience: Millis) -> None:
 
 
 def handed_on(
-    kept: Kept, upto: str | None, at: Millis | None, behind: Millis | None, rows: int = 0, dead: DeadLetters | None = None
-) -> Kept:
+    kept: PositionRecord, upto: str | None, at: Millis | None, behind: Millis | None, rows: int = 0, dead: DeadLetters | None = None
+) -> PositionRecord:
     """The state to commit once `rows` records up to `upto` are handed on. The other values are those of the Batch, and of the sink."""
     if dead is not None and kept.dead is not None:
         dead = replace(dead, count=kept.dead.count + dead.count)
@@ -252,7 +252,7 @@ class _Reading:
         if self._kept.plan is not None or self._habits.is_due(self._kept, self._done, self._committed_at):
             await self._commit(self._done)
 
-    async def _commit(self, kept: Kept) -> None:
+    async def _commit(self, kept: PositionRecord) -> None:
         await self._positions.commit(self._claim.opening, kept)
         self._kept = self._done = kept
         self._claim.moved = True

@@ -18,7 +18,7 @@ from sluiceway.capture.timing import FAILURES, Timing
 from sluiceway.core.group.task_member import BrokenOff, Ended, Event, Open, Opened, Read, Stop, Stopped
 from sluiceway.core.group.task_state import State
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.task_records import Born
+from sluiceway.model.task_records import AnnouncedPartition
 from sluiceway.ports.change_stream import BrokenOffError, ChangeStream, StaleBatchError, UnknownPositionError
 from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
 
@@ -52,7 +52,7 @@ class Runs:
         timing: Timing,
         *,
         tell: Callable[[Event], None],
-        found: Callable[[str, tuple[Born, ...]], None],
+        found: Callable[[str, tuple[AnnouncedPartition, ...]], None],
         begin: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._name, self._positions, self._stream, self._handler = name, positions, stream, handler

@@ -12,7 +12,7 @@ from sluiceway.capture.registration import Begun
 from sluiceway.contract.capture_answers import Phase, TaskAlarm, TaskGroup, TaskMember, TaskPartition, UnseenTasks
 from sluiceway.core.group.task_state import Partition, State
 from sluiceway.kernel.clock import Millis, format_duration
-from sluiceway.ports.position_store import Kept, Stored
+from sluiceway.ports.position_store import PositionRecord, Stored
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 _STILL: Millis = REST + 5_000
@@ -65,7 +65,7 @@ def _owner(state: State, token: str) -> str:
     return "" if partition is None else partition.owner
 
 
-def _dead_letters(kept: Kept, now: Millis) -> str:
+def _dead_letters(kept: PositionRecord, now: Millis) -> str:
     """The alarm for a partition that went on without some records; empty if there were none lately."""
     if kept.dead is None or now - kept.dead.at > DEAD_LETTERS_ALARM:
         return ""
@@ -81,7 +81,7 @@ def _behind(stored: Stored, now: Millis) -> Millis | None:
 
 
 def _partition(each: Partition, stored: Stored | None, behind: Millis | None) -> TaskPartition:
-    kept = stored.kept if stored is not None else Kept()
+    kept = stored.kept if stored is not None else PositionRecord()
     return TaskPartition(
         partition=each.token,
         state=each.phase,

@@ -46,7 +46,7 @@ from sluiceway.core.group.task_member import (
 from sluiceway.core.group.task_state import Snapshot, State, encode
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.task_records import Born
+from sluiceway.model.task_records import AnnouncedPartition
 from sluiceway.ports.change_stream import BrokenOffError, ChangeStream
 from sluiceway.ports.position_store import PositionStore, PositionUnknownError
 from sluiceway.ports.sync_log import Election, LogUnavailableError, SyncLog
@@ -379,7 +379,7 @@ class TaskRunner:
         # The mail may contain a later grant.
         self._alarms.calm(self.state, 0 if self._mail else self._current_at, 3 * self._timing.chores)
 
-    def _found(self, token: str, children: tuple[Born, ...]) -> None:
+    def _found(self, token: str, children: tuple[AnnouncedPartition, ...]) -> None:
         """Report children known before their parent ends, if leader; the parent's owner reports them again at the end."""
         if self.leads:
             self._tell(ChildrenFound(token, children))

@@ -56,7 +56,7 @@ class BackendRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ServerSnapshot:
     """A snapshot of a server. `more`: it has further queues. `instances`: number of owners of the shown queues' partitions."""
 
     queues: list[QueueRow]
@@ -67,7 +67,9 @@ class Look:
     consumers: list[ConsumerRow] = field(default_factory=list)
 
 
-def summarise(stats: Sequence[QueueStats], before: Mapping[str, QueueStats], seconds: float, problems: Iterable[str], more: bool) -> Look:
+def summarise(
+    stats: Sequence[QueueStats], before: Mapping[str, QueueStats], seconds: float, problems: Iterable[str], more: bool
+) -> ServerSnapshot:
     """The rows for the current counts, with rates from those of `seconds` ago."""
     parts = [part for each in stats for part in each.partitions]
     by_backend: dict[str, list[PartitionStats]] = {}
@@ -76,7 +78,7 @@ def summarise(stats: Sequence[QueueStats], before: Mapping[str, QueueStats], sec
     rows = [_queue_row(each, before.get(each.queue_name), seconds) for each in stats]
     backends = [_backend_row(name, parts) for name, parts in sorted(by_backend.items())]
     instances = {logical.instance for each in stats for logical in each.logical_queues} - {None}
-    return Look(rows, backends, list(problems), more, len(instances))
+    return ServerSnapshot(rows, backends, list(problems), more, len(instances))
 
 
 def _queue_row(stats: QueueStats, before: QueueStats | None, seconds: float) -> QueueRow:
@@ -111,7 +113,7 @@ def _backend_row(name: str, parts: Sequence[PartitionStats]) -> BackendRow:
 # -- layout -----------------------------------------------------------------------------------------------------------
 
 
-def frame(look: Look, url: str, note: str = "") -> Group:
+def frame(look: ServerSnapshot, url: str, note: str = "") -> Group:
     from rich.console import Group
     from rich.text import Text
 
@@ -164,7 +166,7 @@ class Looker:
         self._before: dict[str, QueueStats] = {}
         self._at = 0.0
 
-    def look(self) -> Look:
+    def look(self) -> ServerSnapshot:
         """A snapshot, without queues that were deleted meanwhile. Raises as the calls do."""
         names, more = list(self._queues), False
         if names:

@@ -43,7 +43,7 @@ from sluiceway.kernel.ids import parse_lease_id
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.kernel.options import duration, named, required
-from sluiceway.model.task_records import Born
+from sluiceway.model.task_records import AnnouncedPartition
 from sluiceway.ports.change_stream import CHANGES, Batch, BrokenOffError, End, SeedsUpto, UnknownPositionError
 
 log = logging.getLogger(__name__)
@@ -386,7 +386,7 @@ def _lost(lease_id: str, reason: str) -> str:
 _EMPTY = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in CHANGES], schema=CHANGES)
 
 
-def _nothing(behind: Millis | None = None, children: tuple[Born, ...] = (), end: End | None = None) -> Batch:
+def _nothing(behind: Millis | None = None, children: tuple[AnnouncedPartition, ...] = (), end: End | None = None) -> Batch:
     return Batch(_EMPTY, None, behind=behind, children=children, end=end)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from sluiceway.client.answers import QueueInfo
 from sluiceway.contract.rebalances import Rebalance
-from sluiceway.model.task_records import Born
+from sluiceway.model.task_records import AnnouncedPartition
 from sluiceway.ports.change_stream import BrokenOffError, SeedsUpto
 
 START = "0"
@@ -31,10 +31,10 @@ def removal_of(rebalances: Iterable[Rebalance], number: int) -> Rebalance | None
     return next((each for each in rebalances if any(step.partition == number for step in each.steps)), None)
 
 
-def children_of(rebalance: Rebalance, incarnation: str, number: int) -> tuple[Born, ...]:
+def children_of(rebalance: Rebalance, incarnation: str, number: int) -> tuple[AnnouncedPartition, ...]:
     """The partitions that `rebalance` made to replace partition `number`. The result is the same at every call and in every process."""
     return tuple(
-        Born(token_of(incarnation, new.partition), tuple(token_of(incarnation, parent) for parent in new.parents), START)
+        AnnouncedPartition(token_of(incarnation, new.partition), tuple(token_of(incarnation, parent) for parent in new.parents), START)
         for new in rebalance.plan.creates
         if number in new.parents
     )
@@ -47,7 +47,7 @@ def may_be_cancelled(rebalance: Rebalance) -> bool:
     return not (rebalance.plan.in_order and rebalance.step not in ("create", "flip"))
 
 
-def heirs(rebalances: Iterable[Rebalance], incarnation: str, number: int) -> tuple[Born, ...]:
+def heirs(rebalances: Iterable[Rebalance], incarnation: str, number: int) -> tuple[AnnouncedPartition, ...]:
     """The children of a draining partition, if its rebalance can no longer be cancelled; otherwise none."""
     for each in rebalances:
         if each.is_open and each.state not in _UNDONE and number in each.plan.drains and not may_be_cancelled(each):
@@ -89,7 +89,7 @@ def seeds(after: str, info: QueueInfo, rebalances: Sequence[Rebalance]) -> Seeds
         numbers, end = _further(first, info, rebalances)
         if end == first:
             return SeedsUpto(after, ())
-    found = tuple(Born(token_of(info.incarnation, number), (), START) for number in numbers)
+    found = tuple(AnnouncedPartition(token_of(info.incarnation, number), (), START) for number in numbers)
     return SeedsUpto(f"{info.incarnation}:{end}", found)
 
 

@@ -30,7 +30,7 @@ Spread = Callable[[QueueRecord, int, int], Awaitable[None]]
 """Spreads the queue over a number of instances, the last argument, and records the previous number, the second argument."""
 
 
-class Spreading:
+class Autoscaler:
     """Autoscaler of this instance. `drivers` returns its shares; `run` until cancelled."""
 
     def __init__(self, ownership: Ownership, demand: Demand, drivers: Callable[[], Iterable[QueueDriver]], spread: Spread) -> None:

@@ -24,7 +24,7 @@ _SLICE = 5_000
 """Leases examined in one step: a few milliseconds, during which the event loop serves no requests."""
 
 
-class Told(NamedTuple):
+class ConsumerSummary(NamedTuple):
     """This instance's summary of a queue's consumers, for metrics."""
 
     consumers: int
@@ -46,12 +46,12 @@ class ConsumerView:
             raise SluicewayError("queue_not_found", f"there is no queue {record.queue_name!r}", "queue_name")
         driver.consumers.tell(client_id, query, system.now())
 
-    def told(self, record: QueueRecord) -> Told:
+    def told(self, record: QueueRecord) -> ConsumerSummary:
         """Summarise the queue's consumers on this instance alone."""
         driver, now = self._shares(record.incarnation), system.now()
         if driver is None:
-            return Told(0, ())
-        return Told(len(driver.consumers.seen(now)), [query for _, query in driver.consumers.queries(now)])
+            return ConsumerSummary(0, ())
+        return ConsumerSummary(len(driver.consumers.seen(now)), [query for _, query in driver.consumers.queries(now)])
 
     async def list(self, records: Iterable[QueueRecord]) -> ConsumersSeen:
         """Consumers of these queues on all instances, and the instances that did not answer. One call to each, whatever the queues."""

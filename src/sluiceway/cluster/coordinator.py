@@ -16,7 +16,7 @@ import msgspec
 from sluiceway.adapters import system
 from sluiceway.cluster.ownership import PARAMETERS, Ownership
 from sluiceway.cluster.rebalance_records import Elected, StaleError, Stored, said
-from sluiceway.cluster.rebalance_run import Parts, Run
+from sluiceway.cluster.rebalance_run import RebalanceContext, Run
 from sluiceway.core.rebalance import steps as machine
 from sluiceway.core.rebalance.partition_plan import plan
 from sluiceway.core.rebalance.steps import Change
@@ -44,7 +44,7 @@ DROP_AGAIN: Millis = 5_000
 class Coordinator:
     """Candidate for coordinator on this instance; `run` until cancelled. `affinities` returns those of the configured backends."""
 
-    def __init__(self, parts: Parts, ownership: Ownership, affinities: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, parts: RebalanceContext, ownership: Ownership, affinities: Callable[[], dict[str, float]]) -> None:
         self._parts = parts
         self._ownership = ownership
         self._affinities = affinities

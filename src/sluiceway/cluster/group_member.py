@@ -14,8 +14,8 @@ from sluiceway.core.group.group_records import (
     MAX_MEMBERS,
     Decision,
     GroupReader,
+    GroupView,
     Keys,
-    Look,
     Parameters,
     Resource,
     Strategy,
@@ -103,7 +103,7 @@ class GroupMember:
         *,
         name: str | None = None,
         address: str = "",
-        on_look: Callable[[Look], None] | None = None,
+        on_look: Callable[[GroupView], None] | None = None,
         lapse_level: int = logging.WARNING,
     ) -> None:
         self._keys = Keys(check_queue_name(group, "group"))
@@ -112,7 +112,7 @@ class GroupMember:
         # Names are never reused, so each start adds its own suffix.
         self.name = f"{check_queue_name(name or 'member', 'name')}-{system.new_incarnation()}"
         self._member = Member(self._keys, self.name, check_text(address, "address"))
-        self.look: Look | None = None
+        self.look: GroupView | None = None
         """The last look at the group."""
         self._on_look = on_look
         self._lapse_level = lapse_level
@@ -287,7 +287,7 @@ class GroupMember:
             log.exception("group %s: the handler failed at %r", self._keys.group, change)
 
 
-def _shown(look: Look) -> tuple[object, ...]:
+def _shown(look: GroupView) -> tuple[object, ...]:
     """The parts of a look that `on_look` reports: the owners, and the members' addresses."""
     addresses = {name: record.address for name, record in look.members.items()}
     return look.resource, look.plan, look.claims, addresses

@@ -14,7 +14,7 @@ from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.core.group.group_records import (
     MAX_MEMBERS,
     PATIENCE,
-    Look,
+    GroupView,
     MemberRecord,
     Parameters,
     Plan,
@@ -144,7 +144,7 @@ class Instances:
 # ---- the instances ----------------------------------------------------------------------------------------------------
 
 
-def instances_of(look: Look, still: Mapping[str, Millis], here: str, holds: bool) -> list[InstanceInfo]:
+def instances_of(look: GroupView, still: Mapping[str, Millis], here: str, holds: bool) -> list[InstanceInfo]:
     """List the members. `still`: time since this instance, named `here`, last saw each one alive; `holds`: whether it owns its items."""
     assert look.resource is not None, "a group has a resource before it has members"
     shares = Counter(owners(look).values())
@@ -170,7 +170,7 @@ def state_of(record: MemberRecord, still: Millis, parameters: Parameters, lapsed
     return "leaving" if record.leaving else "alive"
 
 
-def last_round(look: Look, resource: Resource) -> RoundInfo | None:
+def last_round(look: GroupView, resource: Resource) -> RoundInfo | None:
     """Return the last round; None under another strategy, or before the first."""
     found = look.round
     if found is None or resource.strategy != "rounds":
@@ -181,7 +181,7 @@ def last_round(look: Look, resource: Resource) -> RoundInfo | None:
 # ---- one partition ----------------------------------------------------------------------------------------------------
 
 
-def belonging(look: Look, resource: Resource, item: str, history: Mapping[int, SealedRound], created_at: Millis) -> Belonging:
+def belonging(look: GroupView, resource: Resource, item: str, history: Mapping[int, SealedRound], created_at: Millis) -> Belonging:
     """Explain the item's ownership. `history`: the rounds still known, by number; `created_at`: creation time of its queue."""
     if item not in resource.items:
         return Belonging("not assigned yet: the queue was just created", era=resource.era)
@@ -214,7 +214,7 @@ def _told(trigger: str) -> str:
     return "scheduled" if trigger == "heartbeat" else trigger
 
 
-def _why_nobody(look: Look, resource: Resource, item: str) -> str:
+def _why_nobody(look: GroupView, resource: Resource, item: str) -> str:
     if resource.strategy == "claims":
         return "no owner: not claimed yet; an instance with less than its share will claim it"
     plan: Plan | None = look.plan
@@ -226,7 +226,7 @@ def _why_nobody(look: Look, resource: Resource, item: str) -> str:
     return "no owner: it was created after the last round; the next round assigns it"
 
 
-def _waits_for(look: Look, resource: Resource, item: str, owner: str) -> list[str]:
+def _waits_for(look: GroupView, resource: Resource, item: str, owner: str) -> list[str]:
     """Members that may still serve the item, or may serve by the rules of an earlier era."""
     found = {name for name, record in look.members.items() if record.era < resource.era}
     if resource.strategy == "rounds" and look.plan is not None:

@@ -25,7 +25,7 @@ BETWEEN: Millis = 50
 """Minimum interval between looks that requests ask for: invalid requests must not keep the meta store busy."""
 
 
-class Following:
+class MetaWatch:
     """Keeps a `catalog` current. `transport` reaches the other instances; None: there are none, so no other process changes queues."""
 
     def __init__(self, meta: MetaStore, catalog: Catalog, ownership: Ownership, transport: Transport | None) -> None:

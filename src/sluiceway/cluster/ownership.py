@@ -12,8 +12,8 @@ import msgspec
 
 from sluiceway.cluster.group_member import Change, Gained, GroupMember
 from sluiceway.core.group.group_records import (
+    GroupView,
     Keys,
-    Look,
     Parameters,
     Resource,
     SealedRound,
@@ -68,7 +68,7 @@ def partition_of(item: str) -> tuple[str, int]:
     return incarnation, int(number)
 
 
-class Tell(Protocol):
+class OwnershipListener(Protocol):
     """Receiver of ownership changes: partitions that this instance gains and loses."""
 
     def gained(self, incarnation: str, partition: int, token: Token) -> None: ...
@@ -100,7 +100,7 @@ class Ownership(Protocol):
     def era(self) -> int: ...
 
     @property
-    def look(self) -> Look | None:
+    def look(self) -> GroupView | None:
         """Last look at the cluster; None without a cluster, or before the first look."""
         ...
 
@@ -117,7 +117,7 @@ class Ownership(Protocol):
         """The last rounds, newest first. Raises StoreUnavailableError."""
         ...
 
-    async def start(self, meta: MetaStore, tell: Tell) -> None: ...
+    async def start(self, meta: MetaStore, tell: OwnershipListener) -> None: ...
 
     async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
         """Change the cluster's timing parameters and strategy from the next round on. Parameters not in `times`, and a None strategy, stay.
@@ -167,7 +167,7 @@ class Ownership(Protocol):
         ...
 
 
-class Static:
+class SoleOwnership:
     """Ownership by one instance of all partitions, while it holds the lock on its data directory. Each start is a new owner."""
 
     is_alone = True
@@ -189,7 +189,7 @@ class Static:
     async def rounds(self) -> list[SealedRound]:
         return []
 
-    async def start(self, meta: MetaStore, tell: Tell) -> None:
+    async def start(self, meta: MetaStore, tell: OwnershipListener) -> None:
         """Take a new grant: its fence shuts out commits that an earlier process may have left in flight."""
         while True:
             view = await meta.read([GRANT, KEYS.resource])
@@ -266,7 +266,7 @@ class Clustered:
         self._parameters = parameters
         self._times = times
         self._member: GroupMember | None = None
-        self._tell: Tell | None = None
+        self._tell: OwnershipListener | None = None
         self._meta: MetaStore | None = None
         self._owners: Mapping[str, str] = {}
         self._peers: dict[str, Peer] = {}
@@ -283,7 +283,7 @@ class Clustered:
         return self.look.resource.era if self.look is not None and self.look.resource is not None else 1
 
     @property
-    def look(self) -> Look | None:
+    def look(self) -> GroupView | None:
         return self.member.look
 
     @property
@@ -298,7 +298,7 @@ class Clustered:
         assert self._member is not None, "it is started first"
         return self._member
 
-    async def start(self, meta: MetaStore, tell: Tell) -> None:
+    async def start(self, meta: MetaStore, tell: OwnershipListener) -> None:
         """Join; returns with the first share of partitions, or after FIRST_PLAN without one."""
         await self._define(meta)
         self._meta, self._tell = meta, tell
@@ -358,7 +358,7 @@ class Clustered:
         else:
             await self._tell.lost(incarnation, partition)
 
-    def _look(self, look: Look) -> None:
+    def _look(self, look: GroupView) -> None:
         self._owners = owners(look)
         self._peers = {name: Peer(name, record.address) for name, record in look.members.items()} | {self.member.name: HERE}
         self._moved.set()

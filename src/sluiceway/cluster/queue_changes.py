@@ -27,7 +27,7 @@ from sluiceway.local.backend_pool import BackendPool
 from sluiceway.local.queue_catalog import QUEUE, Catalog
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
-from sluiceway.model.peers import Left
+from sluiceway.model.peers import RemainingItems
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import QueuePatch, QueueSpec
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
@@ -262,7 +262,7 @@ class QueueChanges:
         async with self.lock:
             record = self._catalog.get(queue_name)
             closing = await self._note_closing(record)
-            left: dict[Peer, Left | SluicewayError] = {}
+            left: dict[Peer, RemainingItems | SluicewayError] = {}
 
             async def change() -> tuple[QueueRecord, Stamp]:
                 # Items that arrive between check and deletion would be acknowledged and lost. Instances that have joined count, too.
@@ -308,7 +308,7 @@ class QueueChanges:
             return False
 
     async def _delete(
-        self, record: QueueRecord, left: Sequence[Left | SluicewayError], force: bool, by: Actor, closing: Stamp | None
+        self, record: QueueRecord, left: Sequence[RemainingItems | SluicewayError], force: bool, by: Actor, closing: Stamp | None
     ) -> tuple[QueueRecord, Stamp]:
         """Return the queue's last record, and the stamp of its deletion."""
         current = self._catalog.get(record.queue_name)
@@ -361,10 +361,10 @@ class QueueChanges:
         return not left
 
 
-def _check_empty(record: QueueRecord, left: Sequence[Left | SluicewayError]) -> None:
+def _check_empty(record: QueueRecord, left: Sequence[RemainingItems | SluicewayError]) -> None:
     """Raise the error that prevents the deletion, if there is one."""
     name = record.queue_name
-    found = [each for each in left if isinstance(each, Left)]
+    found = [each for each in left if isinstance(each, RemainingItems)]
     for each in found:
         if each.sender is not None:
             text = "items of queue {other} are, or may be, on their way to it; wait until they arrive, or pass force to delete it"

@@ -17,7 +17,7 @@ from sluiceway.cluster.queue_changes import QueueChanges, Shares
 from sluiceway.cluster.rebalance_records import RebalanceRecords, StaleError, Stored, cause, dropping_key, said
 from sluiceway.cluster.router import Router
 from sluiceway.core.rebalance import steps as machine
-from sluiceway.core.rebalance.steps import AskFor, Change, Heard
+from sluiceway.core.rebalance.steps import AskFor, Change, StepReplies
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.audit_trail import AuditTrail
@@ -47,7 +47,7 @@ CATCH_UP: Millis = 1_000
 
 
 @dataclass(frozen=True)
-class Parts:
+class RebalanceContext:
     """Dependencies of a coordinator. `drop` arranges the removal of the data of removed partitions."""
 
     catalog: Catalog
@@ -65,12 +65,12 @@ class Run:
     `name` is the instance's. `run` returns at the end, and raises StaleError when another instance is the coordinator.
     """
 
-    def __init__(self, parts: Parts, stored: Stored, held: Stamp, name: str) -> None:
+    def __init__(self, parts: RebalanceContext, stored: Stored, held: Stamp, name: str) -> None:
         self._parts = parts
         self._stored = stored
         self._held = held
         self._name = name
-        self._heard = Heard()
+        self._heard = StepReplies()
         self._asked: dict[int, asyncio.Task[None]] = {}
         self._counting: asyncio.Task[None] | None = None
         self._counted_at: Millis = -COUNT_EVERY
@@ -160,7 +160,7 @@ class Run:
             await asyncio.wait(tasks)
         self._asked.clear()
         self._counting = None
-        self._heard = Heard()
+        self._heard = StepReplies()
         self._problems.clear()
 
     async def _commit_next(self) -> bool:
@@ -228,7 +228,7 @@ class Run:
         self._asked.pop(number, None)
         self._again.set()
 
-    async def _ask(self, ask: AskFor, heard: Heard) -> None:
+    async def _ask(self, ask: AskFor, heard: StepReplies) -> None:
         if ask.delay:
             await asyncio.sleep(ask.delay / 1000)
         request = ask.request
@@ -269,7 +269,7 @@ class Run:
         if any(each.scheduled or (self.rebalance.drain == "copy" and each.ready) for each in counts):
             self._counting = asyncio.create_task(self._count_waiting(record, self._heard))
 
-    async def _count_waiting(self, record: QueueRecord, heard: Heard) -> None:
+    async def _count_waiting(self, record: QueueRecord, heard: StepReplies) -> None:
         try:
             stats = await self._parts.router.count(record)
             heard.waiting.update({each.partition: each.ready for each in stats.partitions})

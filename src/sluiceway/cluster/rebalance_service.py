@@ -14,7 +14,7 @@ from sluiceway.cluster.coordinator import IN_ORDER, Coordinator, begun_detail
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.cluster.queue_changes import QueueChanges, Shares
 from sluiceway.cluster.rebalance_records import RebalanceRecords, StaleError, dropping_key, said
-from sluiceway.cluster.rebalance_run import Parts
+from sluiceway.cluster.rebalance_run import RebalanceContext
 from sluiceway.cluster.router import Router
 from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.rebalance import steps as machine
@@ -60,7 +60,9 @@ class Rebalancing:
         self._changes = changes
         self._shares = shares
         self._records = RebalanceRecords(meta, catalog, ownership)
-        parts = Parts(catalog, router, audit, changes, shares, self._records, lambda key, those: self.coordinator.drop(key, those))
+        parts = RebalanceContext(
+            catalog, router, audit, changes, shares, self._records, lambda key, those: self.coordinator.drop(key, those)
+        )
         self.coordinator = Coordinator(parts, ownership, backends.affinities)
 
     # ---- plan -------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ AFTER_NOTHING: Millis = 10
 """Delay before the next poll of an instance whose offered items were gone when they were fetched."""
 
 
-class Wish:
+class WaitingLease:
     """One waiting lease. `offer` resolves to an instance with items; `over` is set once the lease was asked for there, or need not be."""
 
     def __init__(self, incarnation: str, batch_size: int) -> None:
@@ -48,7 +48,7 @@ class Demand:
     def __init__(self, transport: Transport, shares: Callable[[str], QueueDriver | None]) -> None:
         self._transport = transport
         self._shares = shares
-        self._wishes: dict[str, list[Wish]] = {}
+        self._wishes: dict[str, list[WaitingLease]] = {}
         self._loads: dict[Peer, Mapping[str, Load]] = {}
         self._polls: dict[Peer, asyncio.Task[None]] = {}
         self._wanted_more = asyncio.Event()
@@ -65,9 +65,9 @@ class Demand:
         """Last reported busy share of the queue on each other instance that has reported; 0 if it did not name the queue."""
         return {peer: loads[incarnation].busy if incarnation in loads else 0 for peer, loads in self._loads.items()}
 
-    def wish(self, incarnation: str, batch_size: int) -> Wish:
+    def wish(self, incarnation: str, batch_size: int) -> WaitingLease:
         """Register a waiting lease. The caller must pass it to `end`."""
-        wish = Wish(incarnation, batch_size)
+        wish = WaitingLease(incarnation, batch_size)
         known = incarnation in self._wishes
         self._wishes.setdefault(incarnation, []).append(wish)
         if not known:
@@ -75,7 +75,7 @@ class Demand:
             self._wanted_more = asyncio.Event()
         return wish
 
-    def end(self, wish: Wish, got: bool) -> None:
+    def end(self, wish: WaitingLease, got: bool) -> None:
         """Unregister a lease that no longer waits. `got`: the instance that made the offer has served it."""
         wish.got = got
         wish.over.set()
@@ -148,7 +148,7 @@ class Demand:
 
     async def _offer(self, peer: Peer, loads: Mapping[str, Load]) -> None:
         """Offer the peer's items to as many waiting leases as they can serve. Returns once those have fetched them."""
-        told: list[Wish] = []
+        told: list[WaitingLease] = []
         for incarnation, load in loads.items():
             left = load.ready
             for wish in list(self._wishes.get(incarnation, ())):

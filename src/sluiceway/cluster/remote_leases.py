@@ -45,7 +45,7 @@ class _KeyLock:
         self.lock = asyncio.Lock()
 
 
-class Leasing:
+class RemoteLeases:
     """Leases of a cluster's queues. `router` reaches the shares of other instances, `demand` knows which of them have items."""
 
     def __init__(self, router: Router, demand: Demand) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.cluster.meta_watch import Following
+from sluiceway.cluster.meta_watch import MetaWatch
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.cluster.request_context import REQUEST_ID, note
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
@@ -23,7 +23,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
-from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, LeaseAnywhere, Left, Load, Reload, ShareRequest
+from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, LeaseAnywhere, Load, Reload, RemainingItems, ShareRequest
 from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import (
     Clear,
@@ -85,7 +85,7 @@ class Router:
         transport: Transport | None,
         own: Own,
         loads: Callable[[str], Loads],
-        following: Following,
+        following: MetaWatch,
     ) -> None:
         self._shares = shares
         self._ownership = ownership
@@ -397,7 +397,7 @@ class Router:
             if isinstance(each, SluicewayError):
                 raise each
 
-    async def close(self, record: QueueRecord, timeout: Millis, but: Container[Peer] = ()) -> dict[Peer, Left | SluicewayError]:
+    async def close(self, record: QueueRecord, timeout: Millis, but: Container[Peer] = ()) -> dict[Peer, RemainingItems | SluicewayError]:
         """Have all instances except `but` refuse requests to the queue for `timeout` ms. Returns what each has left, or its error."""
         peers = [peer for peer in (HERE, *self._ownership.peers()) if peer not in but]
         return dict(zip(peers, await self._ask_all(record, peers, Close(timeout)), strict=True))

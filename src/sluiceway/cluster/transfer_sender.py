@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     lives: tuple[MovedItem, ...]
 
 
-class Sending:
+class TransferSender:
     """Sends transfers. `queue` finds a queue's record in this instance's catalog; `fresh` updates the catalog, within a timeout in ms."""
 
     def __init__(self, router: Router, queue: Callable[[str], QueueRecord | None], fresh: Callable[[Millis], Awaitable[None]]) -> None:

@@ -17,19 +17,19 @@ from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.cluster.autoscaler import Spreading
+from sluiceway.cluster.autoscaler import Autoscaler
 from sluiceway.cluster.cluster_secret import secret_of
 from sluiceway.cluster.consumer_reports import ConsumerView
 from sluiceway.cluster.instance_view import Instances
-from sluiceway.cluster.meta_watch import Following
-from sluiceway.cluster.ownership import GRANT, PARAMETERS, Clustered, Ownership, Static
+from sluiceway.cluster.meta_watch import MetaWatch
+from sluiceway.cluster.ownership import GRANT, PARAMETERS, Clustered, Ownership, SoleOwnership
 from sluiceway.cluster.peer_counts import CountedTransport
 from sluiceway.cluster.queue_changes import QueueChanges
 from sluiceway.cluster.rebalance_service import Rebalancing
 from sluiceway.cluster.remote_demand import Demand
-from sluiceway.cluster.remote_leases import Leasing
+from sluiceway.cluster.remote_leases import RemoteLeases
 from sluiceway.cluster.router import Router
-from sluiceway.cluster.transfer_sender import Sending
+from sluiceway.cluster.transfer_sender import TransferSender
 from sluiceway.contract.queue_settings import Verb
 from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.contract.rebalances import DrainMode
@@ -146,7 +146,7 @@ class Service:
         self._endings: dict[str, asyncio.Task[None]] = {}
         self._let_go_until: Millis = -LET_GO
         self._measuring = False
-        self.ownership: Ownership = Static()
+        self.ownership: Ownership = SoleOwnership()
         if membership is not None:
             self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters, membership.times)
         self.instances = Instances(self.ownership, self.queues, lambda: self.audit)
@@ -169,10 +169,10 @@ class Service:
         self.consumers = ConsumerView(self._driver_of, self.ownership, self._transport)
         self._demand = None if self._transport is None else Demand(self._transport, self._driver_of)
         self._catalog = Catalog(self._meta, self)
-        self._following = Following(self._meta, self._catalog, self.ownership, self._transport)
+        self._following = MetaWatch(self._meta, self._catalog, self.ownership, self._transport)
         self._router = Router(self._driver, self.ownership, self._transport, self._perform, self._loads, self._following)
-        send = Sending(self._router, self._catalog.find, self._following.fresh).send
-        self._leasing = None if self._demand is None else Leasing(self._router, self._demand)
+        send = TransferSender(self._router, self._catalog.find, self._following.fresh).send
+        self._leasing = None if self._demand is None else RemoteLeases(self._router, self._demand)
         self._changes = QueueChanges(self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self)
         self._rebalancing = Rebalancing(
             self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self._changes, self
@@ -347,7 +347,7 @@ class Service:
         ownership.on_change = lambda: demand.follow(ownership.peers())
         demand.follow(ownership.peers())
         for work in (
-            Spreading(ownership, demand, self._drivers.values, self._changes.spread).run(),
+            Autoscaler(ownership, demand, self._drivers.values, self._changes.spread).run(),
             self._following.watch(),
             self._following.look_again(),
         ):

@@ -12,7 +12,7 @@ from sluiceway.kernel.errors import SluicewayError
 log = logging.getLogger(__name__)
 
 
-class Closing:
+class DeletionGuard:
     """Whether a share is `closed`. `may_reopen` tells whether its queue still exists, and stays."""
 
     def __init__(self, may_reopen: Callable[[], Awaitable[bool]]) -> None:

@@ -18,7 +18,7 @@ from sluiceway.local.answer_budget import first_rows, fitting
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.leased_items import present, served
-from sluiceway.model.peers import Explain, Left
+from sluiceway.model.peers import Explain, RemainingItems
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Explanation, LeaseInfo, Peek
 
@@ -119,12 +119,12 @@ def stats(driver: QueueDriver) -> LogicalQueueStats:
     return msgspec.structs.replace(found, partitions=partitions)
 
 
-def left(driver: QueueDriver) -> Left:
+def left(driver: QueueDriver) -> RemainingItems:
     """The work left if nothing more arrives."""
     counted = stats(driver)
     unopened = [executor.number for executor in driver.executors if not executor.takes_work]
     items = sum(each.total + each.transferring for each in counted.partitions) + counted.produce_waiting
-    return Left(tuple(each.partition for each in counted.partitions), items, unopened[0] if unopened else None)
+    return RemainingItems(tuple(each.partition for each in counted.partitions), items, unopened[0] if unopened else None)
 
 
 def keyed_leases(driver: QueueDriver, client_id: str, lease_key: str) -> list[LeaseInfo]:

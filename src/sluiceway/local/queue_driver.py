@@ -44,9 +44,9 @@ from sluiceway.kernel.limits import COMPACTION_INTERVAL, TIMER_BATCH
 from sluiceway.local.backend import Backend, BackendDownError
 from sluiceway.local.blob_cache import BlobCache
 from sluiceway.local.clock_watch import ClockWatch
-from sluiceway.local.deletion_guard import Closing
-from sluiceway.local.row_fetcher import Delivery, PartitionHandle
-from sluiceway.local.transfers import Bury, Transfers
+from sluiceway.local.deletion_guard import DeletionGuard
+from sluiceway.local.row_fetcher import PartitionHandle, RowFetcher
+from sluiceway.local.transfers import SendTransfer, Transfers
 from sluiceway.model.leased_items import Slice
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import MoveOut
@@ -95,7 +95,7 @@ class SharedContext(NamedTuple):
 
     backend: Callable[[str], Backend]
     cache: BlobCache
-    bury: Bury
+    bury: SendTransfer
     holds: Callable[[], bool]
     may_reopen: Callable[[QueueRecord], Awaitable[bool]]
     snapshots: WeakSet[Snapshot]
@@ -118,7 +118,7 @@ class QueueDriver:
         self._backends: dict[int, Backend] = {}
         self._tokens: dict[int, Token] = {}
         self.queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace)
-        self._delivery = Delivery(context.cache, self._handle_of, self._stop_partition, self._return)
+        self._delivery = RowFetcher(context.cache, self._handle_of, self._stop_partition, self._return)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self.consumers = ConsumerBook()
@@ -127,7 +127,7 @@ class QueueDriver:
         self._cycle_due = False
         self._stopped = False
         self._ended = False
-        self.closing = Closing(lambda: context.may_reopen(self.record))
+        self.closing = DeletionGuard(lambda: context.may_reopen(self.record))
         self._rooms: dict[int, int] = {}
         """Bytes that produces may still add, for partitions whose disk is low."""
         self._told: dict[int, str] = {}

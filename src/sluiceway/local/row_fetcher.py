@@ -40,7 +40,7 @@ class PartitionHandle(NamedTuple):
     backend: Backend
 
 
-class Delivery:
+class RowFetcher:
     """Reads the rows that slices refer to. `handle_of` finds a partition's handle, `stop` is called for a partition with damaged data,
     `give_back` takes leases whose clients have gone."""
 

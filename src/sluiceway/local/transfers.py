@@ -18,7 +18,7 @@ from sluiceway.ports.partition_store import DamagedError
 
 log = logging.getLogger(__name__)
 
-Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[TransferEnd]]
+SendTransfer = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[TransferEnd]]
 """Produces a transfer's rows (of that partition of that queue) at its destination; `done` when they are durable there."""
 Rows = Callable[[int, int, Sequence[Slice]], Awaitable[list[pa.RecordBatch]]]
 
@@ -32,7 +32,7 @@ class Transfers:
         queue: OwnedQueue,
         record: Callable[[], QueueRecord],
         rows: Rows,
-        bury: Bury,
+        bury: SendTransfer,
         stop_partition: Callable[[int, Exception], None],
         cycle: Callable[[], None],
     ) -> None:

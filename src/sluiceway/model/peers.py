@@ -38,7 +38,7 @@ class Close:
     close_timeout: Millis
 
 
-class Left(NamedTuple):
+class RemainingItems(NamedTuple):
     """An instance's remainder of a queue: `items` in its open `partitions`. `unopened`: a partition that is not open, so its items are
     unknown. `sender`: another queue with items at this instance that are, or may be, on their way to this one."""
 

@@ -22,7 +22,7 @@ CHANGES = pa.schema(
 writing. `key`: the subject; `kind`: the kind of change, such as `insert`. `payload`: the stream's own format."""
 
 
-class Born(msgspec.Struct, frozen=True, array_like=True):
+class AnnouncedPartition(msgspec.Struct, frozen=True, array_like=True):
     """A partition as the stream announces it.
 
     `parents`: all of them, constant, and equal in the announcements by each of them. `start`: opaque position where reading begins.
@@ -56,7 +56,7 @@ class DeadLetters(msgspec.Struct, frozen=True):
     at: Millis
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class PositionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Record of a partition in a position store, beside the fence.
 
     `position`: every record up to it has been handed on; None: none yet. `plan`: end of the batch being handed on, now or when its last

@@ -8,10 +8,11 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.task_records import CHANGES, Born, DeadLetters
+from sluiceway.model.task_records import CHANGES, AnnouncedPartition, DeadLetters
 
 __all__ = [
     "CHANGES",
+    "AnnouncedPartition",
     "Batch",
     "Born",
     "BrokenOffError",
@@ -22,6 +23,9 @@ __all__ = [
     "StaleBatchError",
     "UnknownPositionError",
 ]
+
+Born = AnnouncedPartition
+"""The former name, which streams of users may still import. It goes with the next release."""
 
 
 class BrokenOffError(Exception):
@@ -40,13 +44,13 @@ class SeedsUpto(NamedTuple):
     """All partitions without parents between the requested point and `upto`; the same point: there are none yet."""
 
     upto: str
-    partitions: tuple[Born, ...]
+    partitions: tuple[AnnouncedPartition, ...]
 
 
 class End(NamedTuple):
     """The end of the partition, after this batch. `children` are all of the partition's; no record of them is older than `ended_at`."""
 
-    children: tuple[Born, ...]
+    children: tuple[AnnouncedPartition, ...]
     ended_at: Millis
 
 
@@ -65,7 +69,7 @@ class Batch:
     upto: str | None
     at: Millis | None = None
     behind: Millis | None = None
-    children: tuple[Born, ...] = ()
+    children: tuple[AnnouncedPartition, ...] = ()
     end: End | None = None
 
 
@@ -87,7 +91,7 @@ class ChangeStream(Protocol):
         ...
 
     async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:
-        """Return records after the position: a `Born.start`, or the `upto` of an earlier batch, whichever reader read it.
+        """Return records after the position: a `AnnouncedPartition.start`, or the `upto` of an earlier batch, whichever reader read it.
 
         Without `upto`: at most `limit` records (more where they cannot be split), and possibly none after a wait of up to a second. With
         `upto`, from an earlier batch with the same position: exactly the records of that batch, in the same order, repeatably, until a

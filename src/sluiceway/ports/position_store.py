@@ -6,9 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.task_records import Kept
+from sluiceway.model.task_records import PositionRecord
 
-__all__ = ["FencedError", "Kept", "Opening", "PositionStore", "PositionUnknownError", "Stored"]
+__all__ = ["FencedError", "Kept", "Opening", "PositionRecord", "PositionStore", "PositionUnknownError", "Stored"]
+
+Kept = PositionRecord
+"""The former name, which stores of users may still import. It goes with the next release."""
 
 
 class FencedError(Exception):
@@ -37,14 +40,14 @@ class Stored(NamedTuple):
     """The stored state of a partition. `written_at` is by its writer's clock."""
 
     grant: int
-    kept: Kept
+    kept: PositionRecord
     written_at: Millis
 
 
 class PositionStore(Protocol):
     """Durable positions: a position is not lost once its commit has returned. Of two openers of a partition, only the later can commit."""
 
-    async def open(self, token: str, grant: int) -> tuple[Opening, Kept]:
+    async def open(self, token: str, grant: int) -> tuple[Opening, PositionRecord]:
         """Raise the fence to that grant, end every earlier opening, **also those of the same grant**, and return the committed position:
         one step.
 
@@ -52,7 +55,7 @@ class PositionStore(Protocol):
         """
         ...
 
-    async def commit(self, opening: Opening, kept: Kept) -> None:
+    async def commit(self, opening: Opening, kept: PositionRecord) -> None:
         """Replace the stored position. Raises FencedError after a later opening; PositionUnknownError: open again."""
         ...
 

@@ -34,7 +34,7 @@ Counts = tuple[int, ...]
 _ZERO: Final[Counts] = (0,) * len(COUNTERS)
 
 
-class Seen(NamedTuple):
+class QueueCounts(NamedTuple):
     """Counts of one or more queues. `counters`: in the order of COUNTERS; None: a partition's are not known yet."""
 
     queue_name: str
@@ -64,7 +64,7 @@ class Seen(NamedTuple):
         return sum(self.items.values())
 
 
-def seen(record: QueueRecord, stats: LogicalQueueStats, consumers: int = 0, queries: Sequence[Query] = ()) -> Seen:
+def count_queue(record: QueueRecord, stats: LogicalQueueStats, consumers: int = 0, queries: Sequence[Query] = ()) -> QueueCounts:
     """Add up the queue's partitions and queries."""
     running = [query for query in queries if query.state == "running"]
     parts = stats.partitions
@@ -74,7 +74,7 @@ def seen(record: QueueRecord, stats: LogicalQueueStats, consumers: int = 0, quer
     states: dict[str, int] = dict.fromkeys(PARTITION_STATES, 0)
     for part in parts:
         states[part.state] += 1
-    return Seen(
+    return QueueCounts(
         record.queue_name,
         record.incarnation,
         record.created_at,
@@ -119,15 +119,15 @@ class QueueLabels:
         """Last counters of each partition, including removed ones, whose counts remain."""
         self._others: Counts = _ZERO
 
-    def divide(self, queues: Sequence[Seen]) -> list[Seen]:
+    def divide(self, queues: Sequence[QueueCounts]) -> list[QueueCounts]:
         """Return the queues with metrics of their own, by name, then all others, if any, as OTHER."""
         present = {queue.incarnation for queue in queues}
         self._named &= present
         free = [queue for queue in queues if queue.incarnation not in self._named]
         free.sort(key=lambda queue: (-queue.size, queue.queue_name))
         self._named |= {queue.incarnation for queue in free[: self._most - len(self._named)]}
-        named: list[Seen] = []
-        others: list[Seen] = []
+        named: list[QueueCounts] = []
+        others: list[QueueCounts] = []
         for queue in queues:
             counted = queue._replace(counters=self._count(queue))
             (named if queue.incarnation in self._named else others).append(counted)
@@ -136,7 +136,7 @@ class QueueLabels:
         named.sort(key=lambda queue: queue.queue_name)
         return [*named, self._together(others)] if others or any(self._others) else named
 
-    def _count(self, queue: Seen) -> Counts | None:
+    def _count(self, queue: QueueCounts) -> Counts | None:
         """Return the queue's counters, never lower than before: a commit of unknown outcome may turn out not to have happened."""
         last = self._last.get(queue.incarnation)
         if queue.counters is None:
@@ -150,7 +150,7 @@ class QueueLabels:
         self._last[queue.incarnation] = counts
         return counts
 
-    def _with_removed(self, queue: Seen) -> Counts | None:
+    def _with_removed(self, queue: QueueCounts) -> Counts | None:
         """Sum the counters of the queue's partitions, including removed ones."""
         if not queue.parts:
             return None
@@ -159,8 +159,8 @@ class QueueLabels:
             parts[partition] = tuple(map(max, parts.get(partition, counts), counts))
         return _sum(parts.values())
 
-    def _together(self, others: Iterable[Seen]) -> Seen:
-        total = Seen(OTHER, "", 0, {}, {}, {}, 0, 0, 0.0, self._others)
+    def _together(self, others: Iterable[QueueCounts]) -> QueueCounts:
+        total = QueueCounts(OTHER, "", 0, {}, {}, {}, 0, 0, 0.0, self._others)
         for queue in others:
             total = total._replace(
                 items=_added(total.items, queue.items),

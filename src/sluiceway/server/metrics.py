@@ -23,7 +23,7 @@ from sluiceway.model.instances import ClusterInfo
 from sluiceway.server.endpoints import Page, Reply
 from sluiceway.server.http import Request
 from sluiceway.server.metric_cluster import ClusterMetrics
-from sluiceway.server.metric_queues import COUNTERS, QueueLabels, Seen, seen
+from sluiceway.server.metric_queues import COUNTERS, QueueCounts, QueueLabels, count_queue
 from sluiceway.server.metric_requests import RequestCounts
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
@@ -114,12 +114,12 @@ class Metrics:
                 self._fresh_until = stopwatch() + _FRESH
             return self._text
 
-    async def _look(self) -> list[Seen]:
+    async def _look(self) -> list[QueueCounts]:
         found, counted, rebalances = [], 0, 0
         for record in self._service.queues():
             rebalances += record.rebalance is not None
             try:
-                found.append(seen(record, self._service.stats(record.queue_name), *self._service.consumers.told(record)))
+                found.append(count_queue(record, self._service.stats(record.queue_name), *self._service.consumers.told(record)))
             except SluicewayError:
                 # Deleted while other queues were counted.
                 continue
@@ -174,7 +174,7 @@ class _Queues(Collector):
     """Metrics of the last look at queues, backends and disks."""
 
     def __init__(self) -> None:
-        self.divided: list[Seen] = []
+        self.divided: list[QueueCounts] = []
         self.rebalances = 0
         self.backends: dict[str, bool] = {}
         self.disks: dict[str, tuple[int, bool]] = {}

@@ -20,7 +20,7 @@ from sluiceway.adapters import system
 from sluiceway.capture.partition_reader import Claim, Habits, drop, first_of, handed_on, read_on, read_planned
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.task_records import Kept
+from sluiceway.model.task_records import PositionRecord
 from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeStream, End, UnknownPositionError
 from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
 from sluiceway.spark.capture_plan import Done, Slice, choose, judge
@@ -47,7 +47,7 @@ class _Held:
     """A partition that this member owns now."""
 
     claim: Claim
-    kept: Kept
+    kept: PositionRecord
     position: str
     since: int
     """Its place in the order of offers."""
@@ -182,7 +182,7 @@ class Offering:
         finally:
             await drop(read, self._habits.patience)
 
-    async def _record(self, held: _Held, kept: Kept) -> Kept:
+    async def _record(self, held: _Held, kept: PositionRecord) -> PositionRecord:
         """Record `kept`, unless it is recorded already."""
         if kept == held.kept:
             return kept
@@ -265,7 +265,7 @@ class Offering:
             held.busy = False
             held.changed.set()
 
-    async def _commit(self, held: _Held, kept: Kept) -> bool:
+    async def _commit(self, held: _Held, kept: PositionRecord) -> bool:
         held.busy = True
         try:
             held.kept = await self._record(held, kept)

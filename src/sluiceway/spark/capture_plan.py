@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 
 from sluiceway.core.group.task_state import State
 from sluiceway.kernel.errors import invalid
-from sluiceway.model.task_records import Kept
+from sluiceway.model.task_records import PositionRecord
 
 
 class Slice(NamedTuple):
@@ -86,7 +86,7 @@ def _text(entries: Sequence[tuple[object, ...]]) -> str:
 Verdict = Literal["settle", "settled"]
 
 
-def judge(kept: Kept, done: Done) -> Verdict:
+def judge(kept: PositionRecord, done: Done) -> Verdict:
     """What to record for a batch that Spark has committed. `settle`: that it is done; `settled`: nothing, it is recorded already.
 
     Raises `invalid_request` if the position store is behind the checkpoint: continuing would hand on twice, or under used numbers.
@@ -119,7 +119,7 @@ def choose(offered: Mapping[str, int], most: int, first: Iterable[str] = ()) -> 
     return chosen
 
 
-def recorded(done: Done, state: State, kept: Kept | None) -> bool:
+def recorded(done: Done, state: State, kept: PositionRecord | None) -> bool:
     """Whether another member has recorded that batch, so that it need not be carried on; `kept` is a recent state of the position store.
 
     `state` must be newer than this member's own `Join`. A partition only finishes once its last batch is recorded.
@@ -127,13 +127,13 @@ def recorded(done: Done, state: State, kept: Kept | None) -> bool:
     return done.token not in state.partitions or (kept is not None and _beyond(kept, done))
 
 
-def _beyond(kept: Kept, done: Done) -> bool:
+def _beyond(kept: PositionRecord, done: Done) -> bool:
     """Whether the position store is past that batch: no plan under the same number means that it was recorded; the position may have moved
     on without records."""
     return kept.batch > done.batch or (kept.batch == done.batch and kept.plan is None)
 
 
-class Seen(NamedTuple):
+class EndFacts(NamedTuple):
     """Facts that decide the end of an `availableNow` run. `reached`: this member's partitions with nothing older than the run, and nothing
     planned. `steady`: the members have been the same for so long that none can be dead."""
 
@@ -143,7 +143,7 @@ class Seen(NamedTuple):
     steady: bool
 
 
-def is_over(seen: Seen) -> bool:
+def is_over(seen: EndFacts) -> bool:
     """Whether everything present at the start of an `availableNow` run has been read by this query, or belongs to another live one."""
     state = seen.state
     if seen.name not in state.members:

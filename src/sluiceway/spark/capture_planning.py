@@ -10,11 +10,11 @@ from sluiceway.capture.partition_reader import Handler
 from sluiceway.capture.task_driver import TaskRunner
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.task_records import Kept
+from sluiceway.model.task_records import PositionRecord
 from sluiceway.ports.change_stream import ChangeStream
 from sluiceway.ports.position_store import PositionStore, PositionUnknownError
 from sluiceway.spark.capture_member import Offering
-from sluiceway.spark.capture_plan import Done, Offset, Seen, is_over, recorded
+from sluiceway.spark.capture_plan import Done, EndFacts, Offset, is_over, recorded
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Planning:
         self._runner: TaskRunner | None = None
         self._offering: Offering | None = None
         self._positions: PositionStore
-        self._stored: dict[str, Kept] = {}
+        self._stored: dict[str, PositionRecord] = {}
         self._looked_at: Millis | None = None
         self._alarms: dict[tuple[str, str], Millis] = {}
         self._members: tuple[str, ...] = ()
@@ -117,4 +117,4 @@ class Planning:
         state, now = runner.state, system.steady()
         if state.members != self._members:
             self._members, self._members_since = state.members, now
-        return is_over(Seen(state, runner.name, offering.reached(), now - self._members_since >= _STEADY))
+        return is_over(EndFacts(state, runner.name, offering.reached(), now - self._members_since >= _STEADY))

@@ -49,7 +49,7 @@ _LONGEST = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class QueryReport:
     """Report on a query that reads a queue."""
 
     queue: str
@@ -106,7 +106,7 @@ class QueryListener(StreamingQueryListener):
         self._begun: set[str] = set()
         """Runs of queries without an end event so far."""
         self._lock = threading.Lock()
-        self._words: dict[tuple[str, str, str], Word] = {}
+        self._words: dict[tuple[str, str, str], QueryReport] = {}
         """The latest report by queue, consumer and query: bounded by the number of queries."""
         self._due: set[tuple[str, str, str]] = set()
         self._ended: dict[tuple[str, str, str], float] = {}
@@ -139,7 +139,7 @@ class QueryListener(StreamingQueryListener):
 
     @_harmless()
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        for word in words_of(event.progress, self._server.url):
+        for word in query_reports(event.progress, self._server.url):
             log.info(
                 "query %s, batch %d: %d items of %s as %s in %d ms, %.0f per second",
                 *(word.name or word.id, word.batch, word.items, word.queue, word.consumer, word.batch_duration, word.processed_per_s),
@@ -170,7 +170,7 @@ class QueryListener(StreamingQueryListener):
 
     # ---- reporting --------------------------------------------------------------------------------------------
 
-    def _of(self, query: str) -> list[Word]:
+    def _of(self, query: str) -> list[QueryReport]:
         with self._lock:
             return [word for word in self._words.values() if word.id == query]
 
@@ -181,7 +181,7 @@ class QueryListener(StreamingQueryListener):
         running = self._running() if begun else None
         return running is not None and not begun <= running
 
-    def _say(self, word: Word, until: float | None = None) -> None:
+    def _say(self, word: QueryReport, until: float | None = None) -> None:
         key = (word.queue, word.consumer, word.id)
         with self._lock:
             self._words[key] = word
@@ -216,7 +216,7 @@ class QueryListener(StreamingQueryListener):
         if client is not None:
             client.close()
 
-    def _told(self, key: tuple[str, str, str], word: Word, error: Exception | None) -> None:
+    def _told(self, key: tuple[str, str, str], word: QueryReport, error: Exception | None) -> None:
         """Handle the result of a report; a failed one is repeated with the next beat. Failures are logged once, until a success."""
         if error is not None and self._was_told:
             unforeseen = None if isinstance(error, SluicewayError) else error
@@ -229,7 +229,7 @@ class QueryListener(StreamingQueryListener):
                 self._due.discard(key)
 
 
-def words_of(progress: StreamingQueryProgress, url: str) -> Iterator[Word]:
+def query_reports(progress: StreamingQueryProgress, url: str) -> Iterator[QueryReport]:
     """The reports for that server on a query: one for each of the server's queues that the query reads.
 
     Items are those leased for the batch: Spark counts a row as often as the query reads it.
@@ -244,7 +244,7 @@ def words_of(progress: StreamingQueryProgress, url: str) -> Iterator[Word]:
         queues = str(end["queue"]).split(",")
         for queue in queues:
             items = sum(lease.count for lease in leases if lease.queue in ("", queue))
-            yield Word(
+            yield QueryReport(
                 queue,
                 str(end["consumer"]),
                 str(progress.id),

@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 import pytest
 
-from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, ChangeStream, End, UnknownPositionError
+from sluiceway.ports.change_stream import CHANGES, AnnouncedPartition, Batch, BrokenOffError, ChangeStream, End, UnknownPositionError
 from sluiceway.testing.drive import driven
 
 PAUSE = 0.02
@@ -69,7 +69,7 @@ class Follower:
         self.ended: dict[str, End] = {}
         self.order: list[str] = []
         """Partitions in the order in which they began and, with a leading `-`, ended."""
-        self._waiting: dict[str, Born] = {}
+        self._waiting: dict[str, AnnouncedPartition] = {}
         self._point = ""
 
     async def seek(self, stream: ChangeStream) -> None:
@@ -81,7 +81,7 @@ class Follower:
         for born in seeds.partitions:
             self._bear(born, [parent for parent in born.parents if parent in known])
 
-    def _bear(self, born: Born, waits: Sequence[str]) -> None:
+    def _bear(self, born: AnnouncedPartition, waits: Sequence[str]) -> None:
         assert len(born.token.encode()) <= 1_000
         assert len(born.start.encode()) <= 1_000
         if born.token in self.parents:
@@ -93,7 +93,7 @@ class Follower:
         else:
             self._waiting[born.token] = born
 
-    def _begin(self, born: Born) -> None:
+    def _begin(self, born: AnnouncedPartition) -> None:
         self.order.append(born.token)
         self.positions[born.token], self.read[born.token] = born.start, []
 
@@ -181,7 +181,7 @@ def check_batch(batch: Batch, limit: int | None = None) -> None:
     assert batch.upto is None or len(batch.upto.encode()) <= 1_000
 
 
-def family(partitions: Sequence[Born]) -> set[tuple[str, tuple[str, ...]]]:
+def family(partitions: Sequence[AnnouncedPartition]) -> set[tuple[str, tuple[str, ...]]]:
     """The parts of partitions that must be the same in each announcement. The notation of their start may differ."""
     return {(born.token, tuple(sorted(born.parents))) for born in partitions}
 

@@ -10,14 +10,14 @@ from random import Random
 import pytest
 
 from sluiceway.adapters import system
-from sluiceway.ports.position_store import FencedError, Kept, Opening, PositionStore
+from sluiceway.ports.position_store import FencedError, Opening, PositionRecord, PositionStore
 from sluiceway.testing.drive import driven
 
 OpenPositions = Callable[[], AbstractAsyncContextManager[PositionStore]]
 """Opens the test's position store for the duration of a block, over its own connection; each call opens another on the same data."""
 
-NOTHING = Kept()
-FULL = Kept(position="16/B374D848", plan="16/B374D900", batch=7, at=1_790_000_000_123, behind=0, records=70_001)
+NOTHING = PositionRecord()
+FULL = PositionRecord(position="16/B374D848", plan="16/B374D900", batch=7, at=1_790_000_000_123, behind=0, records=70_001)
 
 ODD_TOKENS = [
     "",
@@ -48,8 +48,8 @@ ODD_TOKENS = [
 ]
 
 
-def at(position: int, plan: int | None = None) -> Kept:
-    return Kept(position=f"{position:04}", plan=None if plan is None else f"{plan:04}", batch=position)
+def at(position: int, plan: int | None = None) -> PositionRecord:
+    return PositionRecord(position=f"{position:04}", plan=None if plan is None else f"{plan:04}", batch=position)
 
 
 class PositionStoreSuite:

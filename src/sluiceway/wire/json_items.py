@@ -94,14 +94,14 @@ class ProduceCall(ProduceFields, kw_only=True):
     def request(self, record: QueueRecord, now: Millis) -> Produce:
         """The produce to run. `now` is in milliseconds. Raises `invalid_request` and `too_many_items`."""
         check_count(self.items, "items", MAX_ITEMS_JSON)
-        batch = few_of(self.items) if len(self.items) <= MAX_FEW else None
+        batch = to_small_batch(self.items) if len(self.items) <= MAX_FEW else None
         if batch is None:
             batch = batch_of(self.items)
             check_batch(batch, now)
         return Produce(batch, request_timeout(self.request_timeout), self.key(record))
 
 
-def few_of(items: Sequence[Item]) -> SmallBatch | None:
+def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:
     """The items as a small batch. None if they need `batch_of`: they are large, scheduled, or possibly over a limit.
 
     Raises `invalid_request` for an item without exactly one payload.

@@ -31,7 +31,7 @@ from sluiceway.core.group.task_fold import fold
 from sluiceway.core.group.task_member import Preset
 from sluiceway.core.group.task_state import Entry, Snapshot, State, decode, encode
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.task_records import CHANGES, Born
+from sluiceway.model.task_records import CHANGES, AnnouncedPartition
 from sluiceway.ports.change_stream import Batch, End, SeedsUpto
 from tests.campaigns.kit.report import Report
 
@@ -49,7 +49,7 @@ class Still:
     """A stream in which nothing happens but what the campaign wants."""
 
     def __init__(self, partitions: int) -> None:
-        self._born = tuple(Born(f"shardId-{number:012}", (), f"{number:056}") for number in range(partitions))
+        self._born = tuple(AnnouncedPartition(f"shardId-{number:012}", (), f"{number:056}") for number in range(partitions))
 
     async def seeds(self, after: str) -> SeedsUpto:
         return SeedsUpto("all", () if after else self._born)
@@ -136,7 +136,7 @@ class Group:
         if claim.stopping.is_set():
             return None
         number = int(claim.token.rpartition("-")[2])
-        children = tuple(Born(f"shardId-{2 * number + side + 10**6:012}", (claim.token,), f"{side:056}") for side in (0, 1))
+        children = tuple(AnnouncedPartition(f"shardId-{2 * number + side + 10**6:012}", (claim.token,), f"{side:056}") for side in (0, 1))
         return End(children, 1_700_000_000_000)
 
     def kill(self, leader: bool) -> None:

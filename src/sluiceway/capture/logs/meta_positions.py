@@ -13,7 +13,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.ports.meta_store import MAX_COMMIT_KEYS, ConflictError, MetaStore, MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import StoreUnavailableError
-from sluiceway.ports.position_store import FencedError, Kept, Opening, PositionUnknownError, Stored
+from sluiceway.ports.position_store import FencedError, Opening, PositionRecord, PositionUnknownError, Stored
 
 LONGEST_PLAIN = 200
 """Maximum characters of a token in its key. Longer ones use a digest, since PostgreSQL's keys cannot hold a long escaped token."""
@@ -28,7 +28,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     grant: int
     number: int
     written_at: Millis
-    kept: Kept = Kept()
+    kept: PositionRecord = PositionRecord()
 
 
 class MetaPositions:
@@ -45,7 +45,7 @@ class MetaPositions:
         self._stamps: dict[Opening, Stamp] = {}
         """Stamp of the last write under each opening, most recently used last."""
 
-    async def open(self, token: str, grant: int) -> tuple[Opening, Kept]:
+    async def open(self, token: str, grant: int) -> tuple[Opening, PositionRecord]:
         key = self._key(token)
         while True:
             record, stamp, newest = await self._look(key)
@@ -53,13 +53,13 @@ class MetaPositions:
                 raise FencedError(token, record.grant)
             # Greater than the number of any previous opening, including forgotten ones.
             number = max(newest, record.number if record else 0) + 1
-            kept = record.kept if record else Kept()
+            kept = record.kept if record else PositionRecord()
             opened = _Record(token=token, grant=grant, number=number, written_at=system.now(), kept=kept)
             opening = Opening(token, grant, number)
             if await self._write(key, opening, stamp, opened):
                 return opening, kept
 
-    async def commit(self, opening: Opening, kept: Kept) -> None:
+    async def commit(self, opening: Opening, kept: PositionRecord) -> None:
         token, grant, number = opening
         key = self._key(token)
         stamp = self._stamps.get(opening)

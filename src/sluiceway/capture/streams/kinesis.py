@@ -32,7 +32,7 @@ from sluiceway.capture.streams.kinesis_positions import AT_TIMESTAMP, GONE, SLAC
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.options import named
-from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, End, SeedsUpto, UnknownPositionError
+from sluiceway.ports.change_stream import CHANGES, AnnouncedPartition, Batch, BrokenOffError, End, SeedsUpto, UnknownPositionError
 
 OPTIONS = ("stream", "region", "endpoint", "from")
 MOST = 10_000
@@ -189,10 +189,14 @@ class KinesisStream:
             )
         if self._latest and not after:
             start = str(Position(AT_TIMESTAMP, listing.now))
-            found = [Born(each.token, each.parents, start, listing.now - SLACK) for each in listing.shards.values() if each.closed is None]
+            found = [
+                AnnouncedPartition(each.token, each.parents, start, listing.now - SLACK)
+                for each in listing.shards.values()
+                if each.closed is None
+            ]
         else:
             since = 0 if after else created_at
-            found = [Born(token, parents, start, since) for token, parents, start in _roots(listing, after)]
+            found = [AnnouncedPartition(token, parents, start, since) for token, parents, start in _roots(listing, after)]
         return SeedsUpto(upto, tuple(sorted(found, key=lambda born: born.token)))
 
     async def _check_whole(self, listing: Listing) -> Millis:
@@ -400,7 +404,9 @@ class KinesisStream:
         # They contain only what arrived after everything in this shard.
         since = reader.place.since
         start = str(Position(TRIM_HORIZON, seen=since))
-        return End(tuple(Born(each.token, each.parents, start) for each in sorted(children, key=lambda each: each.token)), since or 0)
+        return End(
+            tuple(AnnouncedPartition(each.token, each.parents, start) for each in sorted(children, key=lambda each: each.token)), since or 0
+        )
 
     # ---- re-reading --------------------------------------------------------------------------------------------------------
 

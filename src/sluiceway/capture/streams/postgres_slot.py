@@ -40,7 +40,7 @@ from sluiceway.capture.streams.pgoutput import Decoder, Lsn, ProtocolError, Tran
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.options import named
-from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, SeedsUpto, UnknownPositionError
+from sluiceway.ports.change_stream import CHANGES, AnnouncedPartition, Batch, BrokenOffError, SeedsUpto, UnknownPositionError
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 _LOG = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class PostgresStream:
         if not wanted:
             return SeedsUpto(after, ())
         await self._slot(wanted[0]).check(wanted)
-        born = [Born(publication, start=format_lsn(await self._slot(publication).make())) for publication in wanted]
+        born = [AnnouncedPartition(publication, start=format_lsn(await self._slot(publication).make())) for publication in wanted]
         return SeedsUpto(",".join(sorted(known.union(wanted))), tuple(born))
 
     async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:

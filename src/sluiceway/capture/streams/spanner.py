@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, End, SeedsUpto, UnknownPositionError
+from sluiceway.ports.change_stream import CHANGES, AnnouncedPartition, Batch, BrokenOffError, End, SeedsUpto, UnknownPositionError
 
 Nanos = int
 """Nanoseconds since 1970, the precision of the service's timestamps."""
@@ -116,7 +116,7 @@ class _Scan:
     ended_at: Nanos | None = None
     over: bool = False
     """The partition does not continue as its own child: there is an end record."""
-    children: dict[str, Born] = field(default_factory=dict)
+    children: dict[str, AnnouncedPartition] = field(default_factory=dict)
 
 
 class SpannerStream:
@@ -150,7 +150,7 @@ class SpannerStream:
             if after != upto:
                 raise invalid("start", f"this capture was started at {after}; start another capture to begin at {upto}")
             return SeedsUpto(after, ())
-        found: dict[str, Born] = {}
+        found: dict[str, AnnouncedPartition] = {}
         try:
             async with aclosing(self._reader.query(None, upto, None, self._heartbeat)) as records:
                 async for record in records:
@@ -260,7 +260,7 @@ class SpannerStream:
             if not scan.over:
                 own = _epoch(_token(partition), at)
                 # It continues after that timestamp.
-                scan.children[own] = Born(own, (partition,), str(_Place(at)), at // 1_000_000)
+                scan.children[own] = AnnouncedPartition(own, (partition,), str(_Place(at)), at // 1_000_000)
         for each in _all(record, "partition_end_record"):
             at = parse_time(each["end_timestamp"])
             if _is_beyond(scan, at, limit):
@@ -338,9 +338,9 @@ def _epoch(token: str, at: Nanos) -> str:
     return f"{token}@{format_time(at)}"
 
 
-def _born(token: str, parents: tuple[str, ...], at: Nanos) -> Born:
+def _born(token: str, parents: tuple[str, ...], at: Nanos) -> AnnouncedPartition:
     """A partition that begins with that timestamp."""
-    return Born(token, parents, str(_Place(at - 1)), at // 1_000_000)
+    return AnnouncedPartition(token, parents, str(_Place(at - 1)), at // 1_000_000)
 
 
 def _end(scan: _Scan) -> End | None:

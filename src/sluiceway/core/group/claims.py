@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluiceway.core.group.group_records import Claim, Look, Resource, Writes
+from sluiceway.core.group.group_records import Claim, GroupView, Resource, Writes
 from sluiceway.core.group.heartbeats import Beating
 from sluiceway.kernel.clock import Millis
 
@@ -40,15 +40,15 @@ class Claims:
         self._renounced: dict[str, int] = {}
         """Grants it has tried to give back. The commit may land late, so it never serves under them again."""
 
-    def owned(self, look: Look, resource: Resource) -> dict[str, int]:
+    def owned(self, look: GroupView, resource: Resource) -> dict[str, int]:
         """The items this member has and continues to serve, with their grants."""
         return self._kept(self._divide(look, resource), resource)
 
-    def may_go(self, look: Look) -> bool:
+    def may_go(self, look: GroupView) -> bool:
         """Whether no claim names this member any more."""
         return all(claim.owner != self._name for claim in look.claims.values())
 
-    def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
+    def next(self, look: GroupView, resource: Resource) -> tuple[Writes | None, Millis]:
         """The claims' next write for this member, if any. Nothing foreseeable becomes due by time alone, except silence."""
         division = self._divide(look, resource)
         give_back = sorted(division.mine.keys() - self._kept(division, resource).keys())
@@ -64,7 +64,7 @@ class Claims:
             return None, look.seen_at + resource.parameters.beat_interval
         return self._write(look, division, sorted(division.free, key=self._liking)[:wanted], self._name), look.seen_at
 
-    def _divide(self, look: Look, resource: Resource) -> Division:
+    def _divide(self, look: GroupView, resource: Resource) -> Division:
         claims = look.claims
         counts: Counter[str] = Counter()
         free = []
@@ -108,7 +108,7 @@ class Claims:
         """Sort key in an order of this member's own, so that two rarely want the same item."""
         return hashlib.blake2b(f"{self._name}/{item}".encode(), digest_size=8).digest()
 
-    def _write(self, look: Look, division: Division, items: list[str], owner: str | None) -> Writes:
+    def _write(self, look: GroupView, division: Division, items: list[str], owner: str | None) -> Writes:
         """Claim the items, or give them back if `owner` is None."""
         writes = Writes()
         if owner is not None:

@@ -221,7 +221,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Look:
+class GroupView:
     """A group as one view of the meta store showed it. `seen_at` is when the view arrived, by the member's own clock."""
 
     view: View
@@ -248,7 +248,7 @@ class GroupReader:
         self._keys = keys
         self._decoded: dict[str, tuple[Stamp, object]] = {}
 
-    def read(self, view: View, seen_at: Millis, wall_at: Millis = 0) -> Look:
+    def read(self, view: View, seen_at: Millis, wall_at: Millis = 0) -> GroupView:
         """Return the group as the view shows it. Raises msgspec's decoding errors for a malformed record."""
         keys, before = self._keys, self._decoded
         self._decoded = {}
@@ -269,7 +269,7 @@ class GroupReader:
 
         current = one(keys.round, Round)
         marks = keys.mark(current.number, "") if current is not None else ""
-        return Look(
+        return GroupView(
             view,
             seen_at,
             one(keys.resource, Resource),
@@ -282,12 +282,12 @@ class GroupReader:
         )
 
 
-def read_group(view: View, keys: Keys, seen_at: Millis) -> Look:
+def read_group(view: View, keys: Keys, seen_at: Millis) -> GroupView:
     """Return the group's records from a view of its whole prefix."""
     return GroupReader(keys).read(view, seen_at)
 
 
-def owners(look: Look) -> dict[str, str]:
+def owners(look: GroupView) -> dict[str, str]:
     """Return the member each item is given to, whether or not it serves it yet. Omits free items and items of members that have left.
 
     A member's address is in its record: `look.members[name].address`.

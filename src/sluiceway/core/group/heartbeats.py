@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from sluiceway.core.group.group_records import PATIENCE, Keys, Look, MemberRecord, Parameters, Resource, Writes
+from sluiceway.core.group.group_records import PATIENCE, GroupView, Keys, MemberRecord, Parameters, Resource, Writes
 from sluiceway.kernel.clock import Millis
 
 
-class Seen:
+class LastChanges:
     """Time of each value's last observed change, by this member's own clock."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Beating:
 
     def __init__(self, keys: Keys, name: str, address: str = "") -> None:
         self.keys, self.name, self.address = keys, name, address
-        self.seen = Seen()
+        self.seen = LastChanges()
         self._beat = 0
         self._beat_at: Millis | None = None
         self._joined_at: Millis = 0
@@ -45,7 +45,7 @@ class Beating:
         """The same for the last beat known to be recorded; 0: none."""
         self.leaving = False
 
-    def note(self, look: Look) -> None:
+    def note(self, look: GroupView) -> None:
         """Update from the members' records."""
         self.seen.keep("beat/", look.members)
         for name, record in look.members.items():
@@ -64,33 +64,33 @@ class Beating:
         # A beat with a shorter lease binds from when it is sent: others may rely on it before this member knows that it was recorded.
         return min(self._confirmed, *self._sent.values()) if self._sent else self._confirmed
 
-    def silent_at(self, look: Look, name: str, parameters: Parameters) -> Millis:
+    def silent_at(self, look: GroupView, name: str, parameters: Parameters) -> Millis:
         """Time at which the member certainly serves nothing any more, if its beat stays unchanged."""
         record = look.members[name]
         since = self.seen.since(f"beat/{name}", record.beat, look.seen_at)
         # By the lease in its record: it may not have seen the newest parameters.
         return since + max(parameters.member_timeout, math.ceil(PATIENCE * record.lease_timeout))
 
-    def silent(self, look: Look, name: str, parameters: Parameters) -> bool:
+    def silent(self, look: GroupView, name: str, parameters: Parameters) -> bool:
         """Whether that member's beat stood still for so long that, if that is unchanged when recorded, it surely serves nothing."""
         return name != self.name and look.seen_at >= self.silent_at(look, name, parameters)
 
-    def late(self, look: Look, now: Millis) -> frozenset[str]:
+    def late(self, look: GroupView, now: Millis) -> frozenset[str]:
         """The members not seen alive for half of their lease: not silent yet, but to be given nothing new."""
         others = ((name, record) for name, record in look.members.items() if name != self.name)
         return frozenset(
             name for name, record in others if now - self.seen.since(f"beat/{name}", record.beat, look.seen_at) > record.lease_timeout // 2
         )
 
-    def still(self, look: Look, now: Millis) -> dict[str, Millis]:
+    def still(self, look: GroupView, now: Millis) -> dict[str, Millis]:
         """Milliseconds that each member's beat has stood still, as observed by this member."""
         return {name: now - self.seen.since(f"beat/{name}", record.beat, look.seen_at) for name, record in look.members.items()}
 
-    def live(self, look: Look, parameters: Parameters) -> list[str]:
+    def live(self, look: GroupView, parameters: Parameters) -> list[str]:
         """The participants of the next round or division, by name: members neither silent nor leaving."""
         return [name for name in sorted(look.members) if not look.members[name].leaving and not self.silent(look, name, parameters)]
 
-    def beat(self, look: Look, resource: Resource, writes: Writes) -> Writes:
+    def beat(self, look: GroupView, resource: Resource, writes: Writes) -> Writes:
         """Put this member's record with a new beat into a commit. By then it has stopped the items that this look takes away."""
         key = self.keys.member(self.name)
         self._joined_at = self._joined_at or look.wall_at
@@ -101,7 +101,7 @@ class Beating:
         writes.put(key, self._record(look, resource))
         return writes
 
-    def _record(self, look: Look, resource: Resource) -> MemberRecord:
+    def _record(self, look: GroupView, resource: Resource) -> MemberRecord:
         return MemberRecord(
             beat=self._beat,
             lease_timeout=resource.parameters.lease_timeout,
@@ -112,11 +112,11 @@ class Beating:
             joined_at=self._joined_at,
         )
 
-    def one_era(self, look: Look, resource: Resource) -> bool:
+    def one_era(self, look: GroupView, resource: Resource) -> bool:
         """Whether no member serves by the rules of an earlier era any more."""
         return all(record.era >= resource.era for record in look.members.values())
 
-    def beat_due_at(self, look: Look, resource: Resource) -> Millis:
+    def beat_due_at(self, look: GroupView, resource: Resource) -> Millis:
         """Due time of the next beat: now if this member's record is missing or outdated."""
         mine = look.members.get(self.name)
         if mine is None or self._beat_at is None or msgspec.structs.replace(mine, beat=self._beat) != self._record(look, resource):

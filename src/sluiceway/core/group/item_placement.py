@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from sluiceway.core.group.group_records import Claim, Keys, Look, Parameters, Plan, Resource, Strategy, Writes, largest_commit
+from sluiceway.core.group.group_records import Claim, GroupView, Keys, Parameters, Plan, Resource, Strategy, Writes, largest_commit
 from sluiceway.core.group.plan import UNLIMITED, dealt, queue_of
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import MAX_COMMIT_BYTES, Entry
@@ -73,7 +73,7 @@ def begin(
     return after, writes
 
 
-def place(look: Look, keys: Keys, items: Sequence[str], late: Collection[str] = (), limits: Mapping[str, int] = UNLIMITED) -> Writes:
+def place(look: GroupView, keys: Keys, items: Sequence[str], late: Collection[str] = (), limits: Mapping[str, int] = UNLIMITED) -> Writes:
     """Add items that were never in the group, and give them to members evenly, neighbours to different members.
 
     No `puts` if the group has them all. Members of `late` get none while there are others. `limits` apply to new queues. Items that cannot
@@ -100,7 +100,7 @@ def place(look: Look, keys: Keys, items: Sequence[str], late: Collection[str] = 
     return writes
 
 
-def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
+def remove(look: GroupView, keys: Keys, items: Iterable[str]) -> Writes:
     """Remove items from the group for good: a member that serves one stops at its next look. No `puts` if the group has none of them.
 
     Removed items must never come back, by `place` or `begin`: no record remains of who may still serve them, and of claims not even the
@@ -127,7 +127,7 @@ def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
     return writes
 
 
-def limit(look: Look, keys: Keys, queue: str, most: int | None) -> Writes:
+def limit(look: GroupView, keys: Keys, queue: str, most: int | None) -> Writes:
     """Limit the queue's items to `most` members from the next round on; None: unlimited. No `puts` if unchanged, or if the queue has no
     items."""
     resource = _resource_of(look)
@@ -147,19 +147,21 @@ def _limits_of(items: Iterable[str], limits: Mapping[str, int]) -> dict[str, int
     return {queue: limits[queue] for queue in sorted(limits) if queue in there}
 
 
-def _resource_of(look: Look) -> Resource:
+def _resource_of(look: GroupView) -> Resource:
     assert look.resource is not None, "a group has a resource before anything is placed"
     return look.resource
 
 
-def _current_plan(look: Look, resource: Resource) -> Plan | None:
+def _current_plan(look: GroupView, resource: Resource) -> Plan | None:
     """The plan, if it is in force and no round is needed to replace it."""
     plan = look.plan
     followed = plan is not None and resource.strategy == "rounds" and plan.era == resource.era
     return plan if plan is not None and followed and plan.resource_version == resource.version else None
 
 
-def _plan_new(look: Look, keys: Keys, plan: Plan, new: list[str], late: Collection[str], limits: Mapping[str, int], writes: Writes) -> None:
+def _plan_new(
+    look: GroupView, keys: Keys, plan: Plan, new: list[str], late: Collection[str], limits: Mapping[str, int], writes: Writes
+) -> None:
     """Put the items into the plan, which keeps the number of its round."""
     takers = _takers(look, look.round.participants if look.round else (), late)
     if not takers:
@@ -171,7 +173,7 @@ def _plan_new(look: Look, keys: Keys, plan: Plan, new: list[str], late: Collecti
     _put_plan(look, keys, plan, owners, writes)
 
 
-def _put_plan(look: Look, keys: Keys, plan: Plan, owners: dict[str, dict[str, int]], writes: Writes) -> None:
+def _put_plan(look: GroupView, keys: Keys, plan: Plan, owners: dict[str, dict[str, int]], writes: Writes) -> None:
     """Make it the plan of the resource put beside it, if both fit into the commit."""
     encoded = msgspec.json.encode(msgspec.structs.replace(plan, resource_version=plan.resource_version + 1, owners=owners))
     if len(encoded) + len(writes.puts[keys.resource]) <= MAX_COMMIT_BYTES - ROOM:
@@ -180,7 +182,7 @@ def _put_plan(look: Look, keys: Keys, plan: Plan, owners: dict[str, dict[str, in
         writes.puts[keys.plan] = encoded
 
 
-def _claim_new(look: Look, keys: Keys, new: list[str], late: Collection[str], writes: Writes) -> None:
+def _claim_new(look: GroupView, keys: Keys, new: list[str], late: Collection[str], writes: Writes) -> None:
     """Claim the items for their future owners; a member that cannot take them is detected as with any claim."""
     takers = _takers(look, look.members, late)
     free = [item for item in new if item not in look.claims][:MAX_CLAIM_WRITES]
@@ -190,7 +192,7 @@ def _claim_new(look: Look, keys: Keys, new: list[str], late: Collection[str], wr
             writes.put(keys.claims + item, Claim(owner=name, grant=1))
 
 
-def _takers(look: Look, names: Iterable[str], late: Collection[str]) -> list[str]:
+def _takers(look: GroupView, names: Iterable[str], late: Collection[str]) -> list[str]:
     """The members among `names` that can be given new items."""
     able = [name for name in names if name in look.members and not look.members[name].leaving]
     return [name for name in able if name not in late] or able

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sluiceway.core.group.claims import Claims
-from sluiceway.core.group.group_records import MAX_MEMBERS, Decision, Keys, Look, Resource, Strategy, Token, Writes
+from sluiceway.core.group.group_records import MAX_MEMBERS, Decision, GroupView, Keys, Resource, Strategy, Token, Writes
 from sluiceway.core.group.heartbeats import Beating
 from sluiceway.core.group.rounds import Rounds
-from sluiceway.core.group.static import Static
+from sluiceway.core.group.static import NoAssignment
 from sluiceway.kernel.clock import Millis
 
 IDLE: Millis = 1_000
@@ -20,25 +20,25 @@ class Member:
         self.name = name
         self._beating = Beating(keys, name, address)
         self._going = False
-        self._strategies: dict[Strategy, Rounds | Claims | Static] = {
+        self._strategies: dict[Strategy, Rounds | Claims | NoAssignment] = {
             "rounds": Rounds(self._beating),
             "claims": Claims(self._beating),
-            "static": Static(),
+            "static": NoAssignment(),
         }
 
     def leave(self) -> None:
         """Hand over all items and leave. Keep looking until a decision says `left`."""
         self._beating.leaving = True
 
-    def late(self, look: Look, now: Millis) -> frozenset[str]:
+    def late(self, look: GroupView, now: Millis) -> frozenset[str]:
         """The members that should be given nothing new, as far as this one has observed them."""
         return self._beating.late(look, now)
 
-    def still(self, look: Look, now: Millis) -> dict[str, Millis]:
+    def still(self, look: GroupView, now: Millis) -> dict[str, Millis]:
         """Milliseconds since this member last saw each member's beat change."""
         return self._beating.still(look, now)
 
-    def look(self, look: Look) -> Decision:
+    def look(self, look: GroupView) -> Decision:
         """Return what follows from that look."""
         beating, resource = self._beating, look.resource
         beating.note(look)
@@ -59,7 +59,7 @@ class Member:
         wake_at = min(wake_at, look.seen_at + IDLE, deadline if serving else wake_at)
         return Decision(owned, deadline, writes, max(wake_at, look.seen_at + 1))
 
-    def _next(self, look: Look, resource: Resource, strategy: Rounds | Claims | Static) -> tuple[Writes | None, Millis]:
+    def _next(self, look: GroupView, resource: Resource, strategy: Rounds | Claims | NoAssignment) -> tuple[Writes | None, Millis]:
         """The commit to make, including a beat; or None and when to look again."""
         if self.name not in look.members:
             full = len(look.members) >= MAX_MEMBERS
@@ -70,7 +70,7 @@ class Member:
             return self._beating.beat(look, resource, writes or Writes()), look.seen_at
         return None, min(wake_at, beat_due_at)
 
-    def _go(self, look: Look) -> Writes | None:
+    def _go(self, look: GroupView) -> Writes | None:
         if self.name not in look.members:
             return None
         key = self._beating.keys.member(self.name)

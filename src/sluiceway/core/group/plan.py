@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-Parts = dict[str, dict[str, int]]
+ItemCounts = dict[str, dict[str, int]]
 """For each limited queue: the number of its items on each of its members."""
 UNLIMITED: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -89,13 +89,13 @@ def _apart(items: Sequence[str], limits: Mapping[str, int]) -> tuple[Mapping[str
 
 def _parts(
     limited: Mapping[str, Sequence[str]], loads: dict[str, int], current: Mapping[str, str], limits: Mapping[str, int], rest: int
-) -> Parts:
+) -> ItemCounts:
     """The size of each member's part of each queue; raises `loads` by that. `rest` unlimited items come on top."""
     has = {queue: Counter(current[item] for item in items if current.get(item) in loads) for queue, items in limited.items()}
     wanted = {queue: min(limits[queue], len(loads), len(items)) for queue, items in limited.items()}
     # Place large parts first: small ones then fill the gaps.
     in_order = sorted(limited, key=lambda queue: (-(len(limited[queue]) // wanted[queue]), queue))
-    parts: Parts = {}
+    parts: ItemCounts = {}
     for queue in in_order:
         least = len(limited[queue]) // wanted[queue]
         stay = sorted(has[queue], key=lambda member: (-has[queue][member], loads[member], member))[: wanted[queue]]
@@ -126,7 +126,7 @@ class _Balance:
     Terminates: each move reduces the sum of squares of the final loads.
     """
 
-    def __init__(self, parts: Parts, loads: dict[str, int], rest: int) -> None:
+    def __init__(self, parts: ItemCounts, loads: dict[str, int], rest: int) -> None:
         self._parts, self._loads, self._rest = parts, loads, rest
         self._queues: dict[str, set[str]] = {member: set() for member in loads}
         for queue, part in parts.items():

@@ -19,7 +19,18 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from sluiceway.core.group.group_records import MAX_TOLD, ROUNDS_KEPT, Look, Move, Parameters, Plan, Resource, Round, SealedRound, Writes
+from sluiceway.core.group.group_records import (
+    MAX_TOLD,
+    ROUNDS_KEPT,
+    GroupView,
+    Move,
+    Parameters,
+    Plan,
+    Resource,
+    Round,
+    SealedRound,
+    Writes,
+)
 from sluiceway.core.group.heartbeats import Beating
 from sluiceway.core.group.plan import moves, sticky
 from sluiceway.kernel.clock import Millis
@@ -36,7 +47,7 @@ class Rounds:
         self._beating = beating
         self._keys, self._name, self._seen = beating.keys, beating.name, beating.seen
 
-    def owned(self, look: Look, resource: Resource) -> dict[str, int]:
+    def owned(self, look: GroupView, resource: Resource) -> dict[str, int]:
         """The items this member serves by the plan, with their grants."""
         plan = look.plan
         if plan is None or plan.era != resource.era:
@@ -44,11 +55,11 @@ class Rounds:
         awaited = {item for name, items in plan.waits.items() if self._awaited(look, plan, name) for item in items}
         return {item: grant for item, grant in plan.owners.get(self._name, {}).items() if item not in awaited}
 
-    def _awaited(self, look: Look, plan: Plan, other: str) -> bool:
+    def _awaited(self, look: GroupView, plan: Plan, other: str) -> bool:
         """Whether the other member may still serve items that the plan has taken away."""
         return other in look.members and look.members[other].applied < plan.round
 
-    def may_go(self, look: Look) -> bool:
+    def may_go(self, look: GroupView) -> bool:
         """Whether the plan holds nothing of this member any more."""
         plan = look.plan
         if plan is None:
@@ -56,7 +67,7 @@ class Rounds:
         in_plan = look.round is not None and self._name in look.round.participants
         return not in_plan and self._name not in plan.owners
 
-    def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
+    def next(self, look: GroupView, resource: Resource) -> tuple[Writes | None, Millis]:
         """The round's next write for this member, or None and when to look again."""
         now, parameters = look.seen_at, resource.parameters
         since = self._seen.since("round", look.stamp(self._keys.round), now)
@@ -73,14 +84,14 @@ class Rounds:
         open_at = since + (parameters.round_interval if look.round else 0) + self._turn(look, parameters)
         return (self._open(look, trigger), now) if now >= open_at else (None, open_at)
 
-    def _turn(self, look: Look, parameters: Parameters) -> Millis:
+    def _turn(self, look: GroupView, parameters: Parameters) -> Millis:
         live = self._beating.live(look, parameters)
         place = live.index(self._name) if self._name in live else len(live)
         return TURN * min(place, MAX_TURNS)
 
     # ---- opening ----------------------------------------------------------------------------------------------
 
-    def _trigger(self, look: Look, resource: Resource) -> str | None:
+    def _trigger(self, look: GroupView, resource: Resource) -> str | None:
         """The reason for a new round, in words; None: none is needed."""
         if look.round is None or look.plan is None:
             return "the group is new"
@@ -101,13 +112,13 @@ class Rounds:
         since = self._seen.since("round", look.stamp(self._keys.round), look.seen_at)
         return "heartbeat" if look.seen_at - since >= resource.parameters.heartbeat_interval else None
 
-    def _quiet_until(self, look: Look, parameters: Parameters) -> Millis:
+    def _quiet_until(self, look: GroupView, parameters: Parameters) -> Millis:
         """When, without changes, the next member becomes silent or the heartbeat round is due."""
         times = [self._seen.since("round", look.stamp(self._keys.round), look.seen_at) + parameters.heartbeat_interval]
         times += [self._beating.silent_at(look, name, parameters) for name in look.members if name != self._name]
         return min(times)
 
-    def _open(self, look: Look, trigger: str) -> Writes:
+    def _open(self, look: GroupView, trigger: str) -> Writes:
         number = look.round.number + 1 if look.round else 1
         writes = Writes(checks={self._keys.round: look.stamp(self._keys.round)})
         participants = look.round.participants if look.round else ()
@@ -116,28 +127,28 @@ class Rounds:
             writes.puts[self._keys.mark(number, self._name)] = b""
         return writes
 
-    def _mark(self, look: Look, current: Round) -> Writes:
+    def _mark(self, look: GroupView, current: Round) -> Writes:
         writes = Writes(checks={self._keys.round: look.stamp(self._keys.round)})
         writes.puts[self._keys.mark(current.number, self._name)] = b""
         return writes
 
     # ---- sealing ----------------------------------------------------------------------------------------------
 
-    def _seal_at(self, look: Look, parameters: Parameters) -> Millis:
+    def _seal_at(self, look: GroupView, parameters: Parameters) -> Millis:
         """When, without changes, this member may seal the round: no new mark for a while, and missing members surely serve nothing."""
         marked_since = self._seen.since("marks", (look.stamp(self._keys.round), look.marks), look.seen_at)
         times = [marked_since + parameters.settle_timeout + self._turn(look, parameters)]
         times += [self._beating.silent_at(look, name, parameters) for name in self._missing(look)]
         return max(times)
 
-    def _left_and_silent(self, look: Look, name: str, parameters: Parameters) -> bool:
+    def _left_and_silent(self, look: GroupView, name: str, parameters: Parameters) -> bool:
         return look.members[name].leaving and self._beating.silent(look, name, parameters)
 
-    def _missing(self, look: Look) -> list[str]:
+    def _missing(self, look: GroupView) -> list[str]:
         """The members that should have marked themselves and have not."""
         return [name for name, record in look.members.items() if name not in look.marks and not record.leaving]
 
-    def _seal(self, look: Look, resource: Resource, current: Round) -> Writes:
+    def _seal(self, look: GroupView, resource: Resource, current: Round) -> Writes:
         """The commit that ends the round: the plan, the round's record, and deletion of the given-up members' records."""
         keys = self._keys
         given_up = self._missing(look) + [name for name in look.members if self._left_and_silent(look, name, resource.parameters)]
@@ -164,7 +175,7 @@ class Rounds:
             writes.deletes.append(keys.sealed(sealed.number - ROUNDS_KEPT))
         return writes
 
-    def _noted(self, look: Look, sealed: Round, plan: Plan) -> SealedRound:
+    def _noted(self, look: GroupView, sealed: Round, plan: Plan) -> SealedRound:
         return SealedRound(
             number=sealed.number,
             trigger=sealed.trigger,
@@ -178,7 +189,7 @@ class Rounds:
         )
 
 
-def next_plan(look: Look, resource: Resource, number: int, members: Iterable[str], given_up: Iterable[str]) -> tuple[Plan, int]:
+def next_plan(look: GroupView, resource: Resource, number: int, members: Iterable[str], given_up: Iterable[str]) -> tuple[Plan, int]:
     """Return the plan of that round, and how many items it moves. Members of `given_up` are not waited for: they surely serve nothing."""
     before = look.plan or Plan(round=0, era=0, resource_version=0, owners={})
     current = {item: owner for owner, grants in before.owners.items() for item in grants}
@@ -207,7 +218,7 @@ def told(before: Plan | None, plan: Plan) -> Iterator[Move]:
         yield move
 
 
-def _may_serve(look: Look, before: Plan, name: str) -> set[str]:
+def _may_serve(look: GroupView, before: Plan, name: str) -> set[str]:
     """Items that the member may serve: those it owns, and earlier ones unless it has recorded that it stopped them."""
     earlier = before.waits.get(name, ()) if look.members[name].applied < before.round else ()
     return {*earlier, *before.owners.get(name, {})}

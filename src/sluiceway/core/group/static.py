@@ -6,21 +6,21 @@ begins a new era, in which plans of earlier eras give nothing, and no member ser
 
 from __future__ import annotations
 
-from sluiceway.core.group.group_records import Look, Resource, Writes
+from sluiceway.core.group.group_records import GroupView, Resource, Writes
 from sluiceway.kernel.clock import Millis
 
 
-class Static:
+class NoAssignment:
     """The strategy as a member runs it: beat, and wait for another strategy."""
 
-    def owned(self, look: Look, resource: Resource) -> dict[str, int]:
+    def owned(self, look: GroupView, resource: Resource) -> dict[str, int]:
         """Always empty."""
         return {}
 
-    def may_go(self, look: Look) -> bool:
+    def may_go(self, look: GroupView) -> bool:
         """Always true: other members take records under this name as those of a member that has left."""
         return True
 
-    def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
+    def next(self, look: GroupView, resource: Resource) -> tuple[Writes | None, Millis]:
         """No writes; the next beat is the only thing due."""
         return None, look.seen_at + resource.parameters.beat_interval

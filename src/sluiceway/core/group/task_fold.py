@@ -41,7 +41,7 @@ from sluiceway.core.group.task_state import (
     Term,
 )
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.task_records import Born
+from sluiceway.model.task_records import AnnouncedPartition
 
 Partitions = dict[str, Partition]
 Verdict = State | str
@@ -264,7 +264,7 @@ def _ticked(state: State, seq: int, child: Partition, record: Finish, ended_at: 
     return _owned(child, hint, seq) if hint in state.members else replace(child, phase="ready")
 
 
-def _bear(partitions: Partitions, children: Iterable[Born]) -> bool:
+def _bear(partitions: Partitions, children: Iterable[AnnouncedPartition]) -> bool:
     """Add the children that are not known yet. Returns whether there were any."""
     before = len(partitions)
     for born in children:
@@ -274,7 +274,7 @@ def _bear(partitions: Partitions, children: Iterable[Born]) -> bool:
     return len(partitions) > before
 
 
-def _created(partitions: Partitions, born: Born, waits: Sequence[str]) -> Partition:
+def _created(partitions: Partitions, born: AnnouncedPartition, waits: Sequence[str]) -> Partition:
     ends = [partitions[parent].since or 0 for parent in born.parents if _has_finished(partitions, parent)]
     since = min(ends, default=None) if waits else born.since
     return Partition(born.token, born.parents, born.start, "created" if waits else "ready", tuple(waits), since=since)
@@ -290,7 +290,7 @@ def _needed(partitions: Partitions) -> Partitions:
     return {token: each for token, each in partitions.items() if each.phase != "finished" or token in awaited}
 
 
-def broken_rule(state: State, token: str, children: Iterable[Born]) -> str | None:
+def broken_rule(state: State, token: str, children: Iterable[AnnouncedPartition]) -> str | None:
     """Return how these children of the partition violate the rule that its removal relies on; None if they do not."""
     for born in children:
         known = state.partitions.get(born.token)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sluiceway.core.group.plan import sticky
 from sluiceway.core.group.task_state import State, Term
-from sluiceway.model.task_records import Born, Group
+from sluiceway.model.task_records import AnnouncedPartition, Group
 
 
 class Division(NamedTuple):
@@ -42,7 +42,7 @@ def divide(state: State) -> Division:
     return Division(assign, move, cancel)
 
 
-def hints(state: State, finisher: str, token: str, children: Iterable[Born]) -> dict[str, str]:
+def hints(state: State, finisher: str, token: str, children: Iterable[AnnouncedPartition]) -> dict[str, str]:
     """For each child the least loaded member, as the finisher sees it; the finisher wins ties."""
     loads = Counter(dict.fromkeys(state.members, 0))
     for name, each in state.partitions.items():

@@ -31,7 +31,7 @@ from sluiceway.core.group.task_state import (
     Supersede,
 )
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.task_records import Born, Group
+from sluiceway.model.task_records import AnnouncedPartition, Group
 
 Preset = Literal["log-leader", "finisher-hint"]
 """Placer of a new child: the leader, once it is ready; or the member that finishes its last parent, with the leader as the fallback."""
@@ -77,14 +77,14 @@ class SeedsFound(NamedTuple):
 
     after: str
     upto: str
-    partitions: tuple[Born, ...]
+    partitions: tuple[AnnouncedPartition, ...]
 
 
 class ChildrenFound(NamedTuple):
     """Children of a partition that has not ended."""
 
     token: str
-    children: tuple[Born, ...]
+    children: tuple[AnnouncedPartition, ...]
 
 
 class Opened(NamedTuple):
@@ -107,7 +107,7 @@ class Ended(NamedTuple):
 
     token: str
     grant: int
-    children: tuple[Born, ...]
+    children: tuple[AnnouncedPartition, ...]
     ended_at: Millis
 
 

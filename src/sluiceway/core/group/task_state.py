@@ -6,7 +6,7 @@ import msgspec
 
 from sluiceway.contract.capture_answers import Phase
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.task_records import Born
+from sluiceway.model.task_records import AnnouncedPartition
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True):
@@ -86,7 +86,7 @@ class Seeds(msgspec.Struct, frozen=True, array_like=True, tag="seeds"):
     term: int
     after: str
     upto: str
-    partitions: tuple[Born, ...]
+    partitions: tuple[AnnouncedPartition, ...]
 
 
 class Assign(msgspec.Struct, frozen=True, array_like=True, tag="assign"):
@@ -115,7 +115,7 @@ class Supersede(msgspec.Struct, frozen=True, array_like=True, tag="supersede"):
 
     term: int
     token: str
-    children: tuple[Born, ...]
+    children: tuple[AnnouncedPartition, ...]
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
@@ -133,7 +133,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
 
     token: str
     grant: int
-    children: tuple[Born, ...] = ()
+    children: tuple[AnnouncedPartition, ...] = ()
     ended_at: Millis = 0
     hints: dict[str, str] = {}
 

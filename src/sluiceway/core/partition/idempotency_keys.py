@@ -26,7 +26,7 @@ PLACED = "t"
 MAX_SURE = 10_000
 
 
-class Seen(msgspec.Struct, array_like=True, frozen=True):
+class KeyResult(msgspec.Struct, array_like=True, frozen=True):
     """The first produce under a key: its content and where it went. `partition` None: into this one.
 
     `first_offset` None: the home's intent of `intended_at`, or (`count` 0) a target's refusal.
@@ -49,7 +49,7 @@ class KeyRecord(msgspec.Struct, array_like=True):
     `until` 0: for ever, for the system's own groups and in records written before groups had an end.
     """
 
-    seen: dict[str, Seen]
+    seen: dict[str, KeyResult]
     sequence: int
     until: Millis
 
@@ -70,7 +70,7 @@ class KeyMemory:
         self.placed: dict[str, None] = {}
         """Records of this partition as a target that hold an answer: their homes rely on it."""
         self._ends: list[tuple[Millis, str]] = []
-        self._sure: dict[tuple[str | None, str], Seen] = {}
+        self._sure: dict[tuple[str | None, str], KeyResult] = {}
         """Intents whose target is known to have nothing, with nothing on its way there."""
 
     def record(self, name: str) -> bytes | None:
@@ -84,7 +84,7 @@ class KeyMemory:
             heapq.heappush(self._ends, (record.until, name))
         self._file(name)
 
-    def find(self, key: ProduceKey, *, placed: bool = False) -> Seen | None:
+    def find(self, key: ProduceKey, *, placed: bool = False) -> KeyResult | None:
         """Return what is remembered of this key; None if it is new. Raises stale_sequence, too_many_requests, invalid_request.
 
         `placed`: look in the role of an intent's target.
@@ -112,11 +112,11 @@ class KeyMemory:
         """Whether an answer or intent is remembered under this key."""
         return self._seen(key) is not None
 
-    def _seen(self, key: ProduceKey) -> Seen | None:
+    def _seen(self, key: ProduceKey) -> KeyResult | None:
         record = self.records.get(_name(key))
         return record.seen.get(key.key) if record is not None and record.sequence == key.sequence else None
 
-    def remember(self, key: ProduceKey, seen: Seen, now: Millis, *, placed: bool = False) -> None:
+    def remember(self, key: ProduceKey, seen: KeyResult, now: Millis, *, placed: bool = False) -> None:
         """Record the key's answer or intent. `placed`: in the role of an intent's target."""
         name = _name(key, placed)
         record = self.records.get(name)
@@ -165,18 +165,18 @@ class KeyMemory:
 
     # ---- intents of this partition's keys ---------------------------------------------------------------------
 
-    def intend(self, key: ProduceKey, count: int, target: int, now: Millis) -> Seen:
+    def intend(self, key: ProduceKey, count: int, target: int, now: Millis) -> KeyResult:
         """Note `target` for the items of a new key, or of one whose intent is sure. Returns the intent."""
-        seen = Seen(b"", None, count, target, now)
+        seen = KeyResult(b"", None, count, target, now)
         self.remember(key, seen, now)
         self.be_sure(key, seen)
         return seen
 
-    def is_sure(self, key: ProduceKey, intent: Seen) -> bool:
+    def is_sure(self, key: ProduceKey, intent: KeyResult) -> bool:
         """Whether the target of that intent surely has nothing, and will not get anything by it."""
         return self._sure.get(key.identity) is intent
 
-    def be_sure(self, key: ProduceKey, intent: Seen) -> None:
+    def be_sure(self, key: ProduceKey, intent: KeyResult) -> None:
         """Note that the target surely has nothing. Ignored unless the intent is the current one."""
         if self._seen(key) is intent:
             if len(self._sure) >= MAX_SURE:
@@ -194,7 +194,7 @@ class KeyMemory:
         seen = record.seen.get(key.key) if record is not None and record.sequence == key.sequence else None
         return seen.digest if seen is not None and seen.count else None
 
-    def settle(self, key: ProduceKey, intent: Seen, seen: Seen) -> None:
+    def settle(self, key: ProduceKey, intent: KeyResult, seen: KeyResult) -> None:
         """Note that the items are durable in the target. Not written by itself: the target remembers it."""
         if self._seen(key) is intent:
             self.records[_name(key)].seen[key.key] = seen
@@ -260,8 +260,8 @@ def _until(key: ProduceKey, now: Millis) -> Millis:
     return 0 if key.group.startswith((TRANSFER_GROUP, MOVE_GROUP)) else now + GROUP_KEEP
 
 
-def _in(seen: Seen, partition: int) -> Seen:
-    return Seen(seen.digest, seen.first_offset, seen.count, partition)
+def _in(seen: KeyResult, partition: int) -> KeyResult:
+    return KeyResult(seen.digest, seen.first_offset, seen.count, partition)
 
 
 def _is_of(name: str, slots: Collection[int], of: int) -> bool:

@@ -20,7 +20,7 @@ from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.admission import Admission, is_move
 from sluiceway.core.partition.blob_builder import due_times
 from sluiceway.core.partition.closed_leases import ClosedLeases
-from sluiceway.core.partition.idempotency_keys import KeyMemory, Seen
+from sluiceway.core.partition.idempotency_keys import KeyMemory, KeyResult
 from sluiceway.core.partition.lease_spans import Spans
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.records import (
@@ -49,7 +49,7 @@ from sluiceway.model.items import digest as digest_of
 from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, Offsets, ProduceKey, Settled
 from sluiceway.model.small_batch import Rows, in_columns
 
-Back = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
+ReturningRows = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
 """Rows to put back: by blob number, attempts, expiry, `max_lease_size` and due time. All still count as open."""
 
 
@@ -66,7 +66,7 @@ class Intended(NamedTuple):
     """The key's home has noted that the partition `target` takes, or has taken, its items. `intent` is in that `memory`."""
 
     target: int
-    intent: Seen
+    intent: KeyResult
     memory: KeyMemory
 
 
@@ -119,7 +119,7 @@ class Partition:
                 return self._repeat(key, seen, digest)
         placed = self._store(batch, now, lives)
         if key is not None:
-            self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.log.header.now)
+            self.keys.remember(key, KeyResult(digest, placed.first_offset, placed.items), self.log.header.now)
         return placed
 
     def produce_by_home(self, batch: Rows, now: Millis, key: ProduceKey, target: int | None) -> Placed | Intended:
@@ -150,16 +150,16 @@ class Partition:
         if seen is not None and not seen.count:
             return None
         if seen is None and (not takes or self.log.header.shut):
-            self.keys.remember(key, Seen(b"", None, 0), self.log.record_time(now), placed=True)
+            self.keys.remember(key, KeyResult(b"", None, 0), self.log.record_time(now), placed=True)
             return None
         digest = digest_of(in_columns(batch))
         if seen is not None:
             return self._repeat(key, seen, digest)
         placed = self._store(batch, now, ())
-        self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.log.header.now, placed=True)
+        self.keys.remember(key, KeyResult(digest, placed.first_offset, placed.items), self.log.header.now, placed=True)
         return placed
 
-    def _repeat(self, key: ProduceKey, seen: Seen, digest: bytes) -> Placed:
+    def _repeat(self, key: ProduceKey, seen: KeyResult, digest: bytes) -> Placed:
         assert seen.first_offset is not None, "an intent is no answer"
         if seen.digest != digest:
             raise SluicewayError("key_conflict", f"idempotency_key: {key.key!r} was used for other items", "idempotency_key")
@@ -382,13 +382,13 @@ class Partition:
 
     def _put_back(self, lease: LeaseState, positions: BitMap, disposition: Disposition, now: Millis) -> dict[str, BitMap]:
         """Append the rows again, now or when due. Returns those that die instead, by reason."""
-        back: Back = {}
+        back: ReturningRows = {}
         dying = self._collect_returns(lease, positions, disposition, now, back)
         self._append_returns(back, now)
         return dying
 
     def _collect_returns(
-        self, lease: LeaseState, positions: BitMap, disposition: Disposition | None, now: Millis, back: Back
+        self, lease: LeaseState, positions: BitMap, disposition: Disposition | None, now: Millis, back: ReturningRows
     ) -> dict[str, BitMap]:
         """Add rows to `back` (`disposition` None: the lease ran out). Returns the positions that die instead, by reason."""
         dying: dict[str, BitMap] = {}
@@ -419,7 +419,7 @@ class Partition:
                 blob.open += len(rows)
         return dying
 
-    def _append_returns(self, back: Back, now: Millis) -> None:
+    def _append_returns(self, back: ReturningRows, now: Millis) -> None:
         """Append the gathered rows: adjacent rows of a blob with equal attributes form one extent, across leases."""
         for (_, attempts, expires_at, max_lease_size, due_at), (blob, rows) in back.items():
             if due_at > now:
@@ -497,7 +497,7 @@ class Partition:
         moved."""
         log = self.log
         moved = self.ticked = 0
-        back: Back = {}
+        back: ReturningRows = {}
         log.release_snapshots(now)
         for _ in range(TIMER_BATCH if most is None else most):
             if (at := self.next_timer()) is None or at > now:
@@ -516,7 +516,7 @@ class Partition:
         self._append_returns(back, now)
         return moved
 
-    def _run_out(self, lease: LeaseState, now: Millis, back: Back) -> int:
+    def _run_out(self, lease: LeaseState, now: Millis, back: ReturningRows) -> int:
         self.log.record_time(now)
         positions = lease.open_positions()
         expired = len(positions)

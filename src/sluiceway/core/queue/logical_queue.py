@@ -14,7 +14,7 @@ from functools import partial
 from sluiceway.contract.queue_settings import Verb
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.contract.rebalances import PartitionState
-from sluiceway.core.partition.idempotency_keys import Seen
+from sluiceway.core.partition.idempotency_keys import KeyResult
 from sluiceway.core.partition.key_slots import home_of, slot
 from sluiceway.core.partition.partition import Intended, Partition
 from sluiceway.core.partition.partition_policy import Rules
@@ -560,7 +560,7 @@ class LogicalQueue:
             digest = executor.partition.keys.digest_as_target(_key(ticket)) if executor is not None else None
             if digest is None:
                 digest = digest_of(in_columns(request.batch))
-            seen = Seen(digest, answer.first_offset, answer.items, answer.partition, route.intended.intent.intended_at)
+            seen = KeyResult(digest, answer.first_offset, answer.items, answer.partition, route.intended.intent.intended_at)
             route.intended.memory.settle(_key(ticket), route.intended.intent, seen)
 
     def _fail_hung_intents(self, executor: PartitionExecutor) -> None:

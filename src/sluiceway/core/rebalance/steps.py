@@ -1,9 +1,9 @@
 """Step machine of a rebalance: a pure function of its record, its queue's record, and the answers heard since a coordinator took it up.
 
-The coordinator commits what `change` returns, if anything; otherwise it sends what `asks` returns and reports the answers to `Heard`. Every
-change is one commit of both records, conditional on the versions it was decided from; each change that begins a step resets `Heard`. There
-is no other memory, so any coordinator can continue from the two records. Repeated requests are harmless: each carries the queue's `cursor`,
-which rises with every change in what partitions and slots are for.
+The coordinator commits what `change` returns, if anything; otherwise it sends what `asks` returns and reports the answers to
+`StepReplies`. Every change is one commit of both records, conditional on the versions it was decided from; each change that begins a step
+resets `StepReplies`. There is no other memory, so any coordinator can continue from the two records. Repeated requests are harmless: each
+carries the queue's `cursor`, which rises with every change in what partitions and slots are for.
 
 Why no item or key is lost:
 
@@ -72,7 +72,7 @@ class AskFor(NamedTuple):
 
 
 @dataclass
-class Look:
+class DrainStatus:
     """State of one drained partition, as last reported."""
 
     counts: Shutted | None = None
@@ -82,13 +82,13 @@ class Look:
 
 
 @dataclass
-class Heard:
+class StepReplies:
     """Answers received in the current step."""
 
     shut: dict[int, Shutted] = field(default_factory=dict)
     given: dict[int, KeysGiven] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
-    looks: dict[int, Look] = field(default_factory=dict)
+    looks: dict[int, DrainStatus] = field(default_factory=dict)
     moved: int = 0
     """Items that have arrived at their targets."""
     too_many: bool = False
@@ -106,7 +106,7 @@ class Heard:
         elif isinstance(request, TakeKeys):
             self.taken.add(request.partition)
         elif isinstance(request, HandOverKeys):
-            self.looks.setdefault(request.partition, Look()).counts = None
+            self.looks.setdefault(request.partition, DrainStatus()).counts = None
         else:
             self._hear_moved(request, answer)
 
@@ -120,7 +120,7 @@ class Heard:
     def _hear_shut(self, request: Shut, answer: Shutted) -> None:
         before = self.shut.get(request.partition)
         self.shut[request.partition] = answer
-        look = self.looks.setdefault(request.partition, Look())
+        look = self.looks.setdefault(request.partition, DrainStatus())
         changed = before is None or before != answer
         look.counts = answer
         look.delay = SOON if changed else min(LATE, max(SOON, 2 * look.delay))
@@ -129,7 +129,7 @@ class Heard:
     def _hear_moved(self, request: MoveOut, answer: Moved) -> None:
         self.moved += answer.arrived
         self.waiting[request.target] = self.waiting.get(request.target, 0) + answer.begun
-        look = self.looks.setdefault(request.partition, Look())
+        look = self.looks.setdefault(request.partition, DrainStatus())
         look.move = False
         if answer.arrived:
             look.delay = 0
@@ -204,7 +204,7 @@ def _ended(rebalance: Rebalance, state: RebalanceState, now: Millis) -> Rebalanc
 # ---- commits ------------------------------------------------------------------------------------------------------
 
 
-def change(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, by: str) -> Change | None:
+def change(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, now: Millis, by: str) -> Change | None:
     """Return the commit to make now; None until more answers have come."""
     step = rebalance.step
     if step == "create":
@@ -233,7 +233,7 @@ def _step(
     return Change(record, after, removed=tuple(removed), step=rebalance.step)
 
 
-def _created(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, by: str) -> Change | None:
+def _created(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, now: Millis, by: str) -> Change | None:
     if any(each.partition not in heard.shut for each in rebalance.plan.creates):
         return None
     return _step(rebalance, msgspec.structs.replace(rebalance, step="flip"), record, now, by)
@@ -271,7 +271,7 @@ def homes_of(rebalance: Rebalance, record: QueueRecord) -> tuple[int, ...]:
     return tuple(before if home == MOVING else home for home, before in zip(record.slots, rebalance.homes, strict=True))
 
 
-def _shut(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, by: str) -> Change | None:
+def _shut(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, now: Millis, by: str) -> Change | None:
     plan = rebalance.plan
     if not (all(_is_shut(heard, number) for number in plan.drains) and all(_is_open(heard, number) for number in plan.reopens)):
         return None
@@ -280,16 +280,16 @@ def _shut(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, 
     return _step(rebalance, msgspec.structs.replace(rebalance, step="keys", items=items), record, now, by)
 
 
-def _is_shut(heard: Heard, number: int) -> bool:
+def _is_shut(heard: StepReplies, number: int) -> bool:
     return number in heard.shut and heard.shut[number].shutting != "open"
 
 
-def _is_open(heard: Heard, number: int) -> bool:
+def _is_open(heard: StepReplies, number: int) -> bool:
     """Whether the partition takes items again and nothing of it is, or will be, in transit to a partition about to be removed."""
     return number in heard.shut and heard.shut[number].shutting == "open" and not heard.shut[number].moving
 
 
-def _keys(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, by: str) -> Change | None:
+def _keys(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, now: Millis, by: str) -> Change | None:
     slots = _slots_now(rebalance, record)
     if heard.too_many or _are_too_many(rebalance, slots, heard):
         fewer = msgspec.structs.replace(rebalance, slots_at_once=-(-len(slots) // 2), updated_at=now)
@@ -322,7 +322,7 @@ def _slots_now(rebalance: Rebalance, record: QueueRecord) -> tuple[int, ...]:
     return stay or tuple(moving[: rebalance.slots_at_once or None])
 
 
-def _are_too_many(rebalance: Rebalance, slots: Sequence[int], heard: Heard) -> bool:
+def _are_too_many(rebalance: Rebalance, slots: Sequence[int], heard: StepReplies) -> bool:
     takers = {rebalance.slots[place] for place in slots}
     return any(_size(_keys_for(rebalance, slots, heard, taker)) > MAX_KEYS_BYTES for taker in takers) if heard.given else False
 
@@ -331,7 +331,7 @@ def _size(keys: Mapping[str, bytes]) -> int:
     return sum(len(name) + len(data) for name, data in keys.items())
 
 
-def _keys_for(rebalance: Rebalance, slots: Sequence[int], heard: Heard, taker: int) -> dict[str, bytes]:
+def _keys_for(rebalance: Rebalance, slots: Sequence[int], heard: StepReplies, taker: int) -> dict[str, bytes]:
     """The keys given for those slots that move to the home `taker`."""
     mine = {place for place in slots if rebalance.slots[place] == taker}
     found: dict[str, bytes] = {}
@@ -340,7 +340,7 @@ def _keys_for(rebalance: Rebalance, slots: Sequence[int], heard: Heard, taker: i
     return found
 
 
-def _drained(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, by: str) -> Change | None:
+def _drained(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, now: Millis, by: str) -> Change | None:
     left = [each for each in record.partitions if each.partition in rebalance.plan.drains]
     sealed = [each for each in left if each.partition in heard.shut and heard.shut[each.partition].shutting == "sealed"]
     if left and not sealed:
@@ -354,7 +354,7 @@ def _drained(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Milli
     return _step(rebalance, after, msgspec.structs.replace(record, partitions=stay), now, by, removed=sealed)
 
 
-def progress(rebalance: Rebalance, heard: Heard) -> Rebalance:
+def progress(rebalance: Rebalance, heard: StepReplies) -> Rebalance:
     """The rebalance with the arrived items counted in; once that is committed, the caller subtracts them from `heard.moved`."""
     return msgspec.structs.replace(rebalance, moved=rebalance.moved + heard.moved)
 
@@ -362,7 +362,7 @@ def progress(rebalance: Rebalance, heard: Heard) -> Rebalance:
 # ---- requests to partitions ---------------------------------------------------------------------------------------
 
 
-def asks(rebalance: Rebalance, record: QueueRecord, heard: Heard) -> list[AskFor]:
+def asks(rebalance: Rebalance, record: QueueRecord, heard: StepReplies) -> list[AskFor]:
     """Return the requests to send now, at most one per partition; all may be sent concurrently."""
     plan, cursor = rebalance.plan, record.cursor
     if rebalance.step == "create":
@@ -383,7 +383,7 @@ def _shutting(number: int, shutting: Shutting, cursor: int, delay: Millis = 0) -
     return AskFor(number, Shut(number, shutting, cursor, ASK_TIMEOUT), delay)
 
 
-def _ask_keys(rebalance: Rebalance, record: QueueRecord, heard: Heard) -> list[AskFor]:
+def _ask_keys(rebalance: Rebalance, record: QueueRecord, heard: StepReplies) -> list[AskFor]:
     slots, of = _slots_now(rebalance, record), len(rebalance.slots)
     if all(rebalance.homes[place] == rebalance.slots[place] for place in slots):
         return [
@@ -412,7 +412,7 @@ def _by_home(homes: Sequence[int], slots: Sequence[int]) -> dict[int, tuple[int,
     return found
 
 
-def _ask_drain(rebalance: Rebalance, record: QueueRecord, heard: Heard, each: PartitionRecord) -> AskFor:
+def _ask_drain(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, each: PartitionRecord) -> AskFor:
     """Check whether the partition is empty, and seal it if so; between two checks move items where the mode calls for it."""
     number, look = each.partition, heard.looks.get(each.partition)
     if look is None or look.counts is None:
@@ -430,7 +430,7 @@ def _ask_drain(rebalance: Rebalance, record: QueueRecord, heard: Heard, each: Pa
     return _shutting(number, "sealed", record.cursor, LATE if many else look.delay)
 
 
-def _target(record: QueueRecord, heard: Heard, number: int) -> int | None:
+def _target(record: QueueRecord, heard: StepReplies, number: int) -> int | None:
     """Target of moved items: the emptiest replacement of the partition, or else the emptiest partition that stays."""
     able = [each for each in record.partitions if each.state == "available"]
     heirs = [each for each in able if number in each.parents]

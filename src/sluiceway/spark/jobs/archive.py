@@ -32,7 +32,7 @@ from sluiceway.spark.jobs.archive_files import (
     write_manifest,
 )
 from sluiceway.spark.jobs.checkpoint import claim, last_committed, local_path
-from sluiceway.spark.jobs.common import Followed, Place, Stop, Tell, follow, items_leased, never, unheard
+from sluiceway.spark.jobs.common import Followed, Place, ProgressListener, Stop, follow, items_leased, never, unheard
 from sluiceway.spark.options import source_options
 
 log = logging.getLogger("sluiceway.spark")
@@ -59,7 +59,7 @@ def archive(
     interval: str = "10s",
     max_items: int = 50_000,
     hold_for: str | None = None,
-    tell: Tell = unheard,
+    tell: ProgressListener = unheard,
     stop: Stop = never,
 ) -> Followed:
     """Move the queue's items into Parquet files under the folder `to`, by the day (or hour) of their produce, in UTC.

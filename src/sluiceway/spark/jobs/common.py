@@ -51,7 +51,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     tasks_done: int | None = None
 
 
-Tell = Callable[[Progress], None]
+ProgressListener = Callable[[Progress], None]
 Stop = Callable[[], bool]
 
 
@@ -87,7 +87,7 @@ def items_leased(progress: StreamingQueryProgress) -> int:
 def follow(
     job: str,
     query: StreamingQuery,
-    tell: Tell = unheard,
+    tell: ProgressListener = unheard,
     stop: Stop = never,
     count: Callable[[StreamingQueryProgress], int] = rows_read,
 ) -> Followed:

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.spark.jobs.checkpoint import claim, local_path
-from sluiceway.spark.jobs.common import Place, Stop, Tell, never, unheard
+from sluiceway.spark.jobs.common import Place, ProgressListener, Stop, never, unheard
 from sluiceway.spark.jobs.common import follow as follow_query
 from sluiceway.spark.jobs.trace import history, with_headers
 from sluiceway.spark.options import source_options
@@ -46,7 +46,7 @@ def copy(
     consumer: str = "copy",
     max_items: int = 50_000,
     hold_for: str = "1d",
-    tell: Tell = unheard,
+    tell: ProgressListener = unheard,
     stop: Stop = never,
 ) -> Copied:
     """Move the ready items of the queue's draining partitions to its open ones; with `to`, all ready items to that queue, on any server.

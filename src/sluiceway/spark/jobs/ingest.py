@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.spark.jobs.common import Followed, Place, Progress, Stop, Tell, follow, never, unheard
+from sluiceway.spark.jobs.common import Followed, Place, Progress, ProgressListener, Stop, follow, never, unheard
 from sluiceway.spark.jobs.files import FORMATS, JSON, PARQUET, check_lines, check_names, files_of, format_of
 from sluiceway.spark.jobs.shape import Shape, shaped
 from sluiceway.spark.options import sink_options
@@ -88,7 +88,7 @@ def ingest(
     partitions: int | None = None,
     write_id: str | None = None,
     announce: Callable[[str, int], None] | None = None,
-    tell: Tell = unheard,
+    tell: ProgressListener = unheard,
 ) -> Ingested:
     """Store each row of the files as an item. Repeating the call adds nothing within the queue's `idempotency_window`.
 
@@ -137,7 +137,7 @@ def watch(
     create: bool = False,
     partitions: int | None = None,
     once: bool = False,
-    tell: Tell = unheard,
+    tell: ProgressListener = unheard,
     stop: Stop = never,
 ) -> Followed:
     """Store each row of each file in the folder, present or future, once, however often the job is restarted from its checkpoint.
@@ -225,7 +225,7 @@ def _cutting(spark: SparkSession) -> SparkSession:
 
 
 @contextmanager
-def _tasks_told(spark: SparkSession, tell: Tell) -> Iterator[None]:
+def _tasks_told(spark: SparkSession, tell: ProgressListener) -> Iterator[None]:
     """Report the finished tasks of the job begun in this block."""
     context = spark.sparkContext
     group = uuid.uuid4().hex
@@ -248,7 +248,7 @@ def _tasks_told(spark: SparkSession, tell: Tell) -> Iterator[None]:
         context.setLocalProperty("spark.jobGroup.id", outer)  # type: ignore[arg-type]
 
 
-def _tell_tasks(spark: SparkSession, group: str, tell: Tell) -> None:
+def _tell_tasks(spark: SparkSession, group: str, tell: ProgressListener) -> None:
     tracker = spark.sparkContext.statusTracker()
     try:
         jobs = [job for number in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(number)) is not None]

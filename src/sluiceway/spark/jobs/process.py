@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.spark.jobs.common import Followed, Place, Stop, Tell, follow, items_leased, never, unheard
+from sluiceway.spark.jobs.common import Followed, Place, ProgressListener, Stop, follow, items_leased, never, unheard
 from sluiceway.spark.settle import check_columns, settle
 from sluiceway.spark.spark_errors import translated
 
@@ -32,7 +32,7 @@ def process(
     max_items: int | None = None,
     hold_for: str | None = None,
     strict: bool = False,
-    tell: Tell = unheard,
+    tell: ProgressListener = unheard,
     stop: Stop = never,
 ) -> Followed:
     """Run `work` on each batch of items and settle the outcomes it returns; restarted from its checkpoint it continues with the same items.

@@ -23,7 +23,7 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.spark.jobs.checkpoint import claim, last_committed, local_path
-from sluiceway.spark.jobs.common import Place, Stop, Tell, follow, never, unheard
+from sluiceway.spark.jobs.common import Place, ProgressListener, Stop, follow, never, unheard
 from sluiceway.spark.jobs.trace import ORIGIN, with_headers
 from sluiceway.spark.options import source_options
 from sluiceway.spark.rows import SCHEMA, to_rows
@@ -102,7 +102,7 @@ def redrive(
     consumer: str = "redrive",
     max_items: int = MAX_ITEMS_ARROW,
     hold_for: str = "1d",
-    tell: Tell = unheard,
+    tell: ProgressListener = unheard,
     stop: Stop = never,
 ) -> Redriven:
     """Send the matching ready items of a dead queue back to their source, or to `target`, at most `rate` a second; each of them once.
