@@ -168,7 +168,7 @@ async def test_children_of_shards_that_are_gone_are_seeds(server: MotoServer, pr
     assert family((await stream.seeds("")).partitions) == {(SECOND, (FIRST,)), (THIRD, (FIRST,))}
     # But what was known at a point is not told beyond it.
     assert await stream.seeds(before.upto) == (before.upto, ())
-    with pytest.raises(UnknownPositionError, match="no shard"):
+    with pytest.raises(UnknownPositionError, match="no longer has shard"):
         await reading_a_shard_that_is_gone(world)
     await stream.close()
 

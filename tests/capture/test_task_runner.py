@@ -291,7 +291,7 @@ def test_a_batch_that_is_always_too_old_is_an_alarm() -> None:
         world.ledger.stand("p0", 1_000)
         member = world.start()
         await world.until(lambda: member.runner.alarms)
-        assert "after 1000; were positions restored" in member.runner.alarms["p0"]
+        assert "after 1000; check whether positions were restored" in member.runner.alarms["p0"]
         assert not world.ledger.payloads
 
     World(6, long()).live(story)
@@ -307,7 +307,7 @@ def test_a_log_that_cannot_be_understood_ends_the_member() -> None:
         await world.until(member.task.done)
         error = member.task.exception()
         assert isinstance(error, SluicewayError)
-        assert "no record of this version" in error.detail
+        assert "records that this version does not know" in error.detail
         assert not world.reading
 
     World(7, long()).live(story)

@@ -209,7 +209,7 @@ def test_neither_does_one_that_another_version_has_written(tmp_path: Path) -> No
         asyncio.run(write_damage(path))
         found = server.ask("tasks.list")
         assert [each["name"] for each in found["items"]] == ["feed"]
-        assert [each["problem"].partition(":")[0] for each in found["unseen"]] == ["there is what is no record of this version"]
+        assert [each["problem"].partition(":")[0] for each in found["unseen"]] == ["the log has records that this version does not know"]
 
 
 def test_while_a_log_does_not_answer_everything_else_does(tmp_path: Path) -> None:

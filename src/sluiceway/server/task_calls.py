@@ -161,7 +161,7 @@ class Sights:
             except SluicewayError as error:
                 return _Sight(unseen(name, begun, error.detail))
             except msgspec.DecodeError as error:
-                return _Sight(unseen(name, begun, f"there is what is no record of this version: {error}"))
+                return _Sight(unseen(name, begun, f"the log has records that this version does not know: {error}"))
             finally:
                 asyncio.get_running_loop().call_later(max(FRESH, stopwatch() - began), self._looks.pop, name, None)
 
