@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import secrets
 import threading
@@ -127,3 +129,11 @@ def cpu_seconds() -> float:
 def stopwatch() -> float:
     """Seconds from an arbitrary origin; only differences within this process are meaningful."""
     return time.perf_counter()
+
+
+async def wait(event: asyncio.Event, timeout: Millis | None) -> None:
+    """Wait until the event is set, at most `timeout` milliseconds (None: as long as it takes)."""
+    # Not `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(None if timeout is None else timeout / 1000):
+            await event.wait()

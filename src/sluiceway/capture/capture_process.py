@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 BEGIN_FOR: Millis = 60_000
 """Timeout of a starting member for an unreachable meta store."""
-_AGAIN = 1.0
-"""Seconds between two attempts."""
+_AGAIN: Millis = 1_000
+"""Milliseconds between two attempts."""
 
 
 async def check(config: CaptureConfig) -> None:
@@ -124,8 +124,5 @@ async def _begin(config: CaptureConfig, store: MetaStore, stop: asyncio.Event) -
             if system.steady() >= until:
                 raise SluicewayError("unavailable", str(error)) from error
             log.warning("capture %s cannot start yet: %s", config.name, error)
-        # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_AGAIN):
-                await stop.wait()
+        await system.wait(stop, _AGAIN)
     return False

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from sluiceway.adapters import system
 from sluiceway.cluster.group_member import AGAIN, GroupMember, define
 from sluiceway.core.group.group_records import GroupView, Parameters, owners
 from sluiceway.kernel.clock import Millis
@@ -82,10 +83,7 @@ class MetaElection:
         while True:
             self._changed.clear()
             self._tell(_group(member, self._told), told)
-            # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN / 1000):
-                    await self._changed.wait()
+            await system.wait(self._changed, LOOK_AGAIN)
 
     async def _define(self) -> None:
         while True:

@@ -7,11 +7,11 @@ higher grant.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from sluiceway.adapters import system
 from sluiceway.capture.alarms import Alarms
 from sluiceway.capture.partition_reader import Claim, Handler, first_of
 from sluiceway.capture.timing import FAILURES, Timing
@@ -175,6 +175,4 @@ class Runs:
         """Pause before the partition is reopened, longer each time; ends early on a stop."""
         failures = self._failures[run.token] = self._failures.get(run.token, 0) + 1
         pause = min(self._timing.longest_pause, self._timing.again * 2 ** min(failures - 2, 16)) if failures > 1 else 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause / 1000):
-                await run.stopping.wait()
+        await system.wait(run.stopping, pause)

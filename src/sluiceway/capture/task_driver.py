@@ -183,10 +183,7 @@ class TaskRunner:
             if self._go_by is not None and system.steady() >= self._go_by:
                 log.warning("%s stopped without leaving: other members read its partitions once it counts as dead", self.name)
                 return
-            # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timing.tick / 1000):
-                    await self._woken.wait()
+            await system.wait(self._woken, self._timing.tick)
 
     async def _end_all(self) -> None:
         self._ending = True

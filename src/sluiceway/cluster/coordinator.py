@@ -7,7 +7,6 @@ rejected by their cursor, or may be repeated.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
@@ -79,9 +78,7 @@ class Coordinator:
                 except Exception:
                     log.exception("reading the rebalances failed")
                     self._wait = POLL
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if self._wait is None else self._wait / 1000):
-                        await self._wake.wait()
+                await system.wait(self._wake, self._wait)
         finally:
             await self._stop()
 

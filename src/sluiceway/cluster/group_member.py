@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -209,10 +208,7 @@ class GroupMember:
                     # The lease runs out meanwhile, so unreadable records stop this member from serving.
                     log.exception("group %s: %s could not process the group's records", self._keys.group, self.name)
                     wait = AGAIN
-                # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0, wait) / 1000):
-                        await self._changed.wait()
+                await system.wait(self._changed, max(0, wait))
         finally:
             hints.cancel()
             self._looked.set()

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from sluiceway.adapters import system
 from sluiceway.cluster.group_member import Change, Gained, GroupMember
 from sluiceway.core.group.group_records import (
     GroupView,
@@ -406,9 +407,7 @@ class Clustered:
 
     async def changed(self, timeout: Millis) -> None:
         moved = self._moved
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout / 1000):
-                await moved.wait()
+        await system.wait(moved, timeout)
 
     async def rounds(self) -> list[SealedRound]:
         assert self._meta is not None, "it is started first"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -127,9 +126,7 @@ class Run:
                 task = asyncio.create_task(self._ask(ask, self._heard))
                 self._asked[ask.partition] = task
                 task.add_done_callback(lambda _, number=ask.partition: self._answered(number))  # type: ignore[misc]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(NOTE_EVERY / 1000):
-                await self._again.wait()
+        await system.wait(self._again, NOTE_EVERY)
         await self._note()
 
     def _record(self) -> QueueRecord | None:

@@ -313,9 +313,7 @@ class QueueDriver:
     async def changed(self, timeout: Millis) -> None:
         """Wait until the record has changed, or `timeout` ms are over."""
         changed = self._changed
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout / 1000):
-                await changed.wait()
+        await system.wait(changed, timeout)
 
     async def ask(self, request: Request, payload: bool = True) -> Any:
         """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, work not begun is dropped."""

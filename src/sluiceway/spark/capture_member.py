@@ -289,10 +289,7 @@ class Offering:
             if left <= 0:
                 return
             self._news.clear()
-            # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left / 1000):
-                    await self._news.wait()
+            await system.wait(self._news, left)
         if not all(self._ready(each, done) for each in self._held.values()):
             await asyncio.sleep(_LINGER / 1000)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
+from sluiceway.adapters import system
 from sluiceway.adapters.meta.commit import HISTORY, check_commit
 from sluiceway.adapters.meta.etcd_gateway import OUT_OF_RANGE, EtcdError, EtcdGateway, parse_address
 from sluiceway.kernel.clock import Millis
@@ -292,9 +293,7 @@ class EtcdMetaStore:
                         yield stamp
             except StoreUnavailableError:
                 # `read` reports faults; a hint may come late.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._poll_interval / 1000):
-                        await self._closed.wait()
+                await system.wait(self._closed, self._poll_interval)
 
     async def _events(self, prefix: str, start: Stamp) -> AsyncIterator[Stamp]:
         """The stamps of all changes from `start` on, until a period of silence. Raises EtcdError, also if `start` is compacted."""

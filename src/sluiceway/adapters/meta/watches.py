@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import Stamp
 
@@ -18,7 +18,7 @@ class Watches:
 
     def __init__(self, changed_since: Callable[[str, Stamp], Awaitable[tuple[bool, Stamp]]], poll_interval: Millis | None) -> None:
         self._changed_since = changed_since
-        self._pause = None if poll_interval is None else poll_interval / 1_000
+        self._poll_interval = poll_interval
         self._woken: set[asyncio.Event] = set()
         self.closed = False
 
@@ -33,10 +33,7 @@ class Watches:
                 if changed:
                     yield since
                     continue
-                # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause):
-                        await woken.wait()
+                await system.wait(woken, self._poll_interval)
         finally:
             self._woken.discard(woken)
 

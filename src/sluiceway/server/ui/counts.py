@@ -8,15 +8,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
+from sluiceway.adapters import system
 from sluiceway.adapters.system import stopwatch
+from sluiceway.kernel.clock import Millis
 from sluiceway.server.ui.api import Api, ProblemError
 
 COUNTED: Final = ("produced", "completed", "retried", "expired", "dead")
 """Counters that are shown as rates."""
 SPAN: Final = 10.0
 """Seconds over which a rate is averaged."""
-_FIRST: Final = 2.0
-"""Seconds for which a page waits for the first counts."""
+_FIRST: Final[Millis] = 2_000
+"""Milliseconds for which a page waits for the first counts."""
 _LINGERS: Final = 5.0
 """Seconds for which the stream stays open after its last page has closed."""
 _AGAIN: Final = 1.0
@@ -63,9 +65,7 @@ class Counts:
 
     async def known(self) -> None:
         """Wait for the first counts, for _FIRST at most. Raises ProblemError if the reader may not see them."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST):
-                await self._ready.wait()
+        await system.wait(self._ready, _FIRST)
         if self.problem is not None:
             raise self.problem
 
