@@ -37,7 +37,7 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.ports.position_store import PositionStore
 from sluiceway.testing.drive import driven
 from tests.capture.tasks_rig import Part, Script, ScriptedStream
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.server.server_process import closed_port
 from tests.server.server_running import running
 

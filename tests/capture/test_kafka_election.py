@@ -28,7 +28,7 @@ from sluiceway.model.task_records import Group
 from sluiceway.testing.drive import driven
 from tests.capture import kafka_member
 from tests.capture.kafka_member import OPTIONS, Arrivals
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.servers.kafka_server import KafkaServer, server_or_skip
 from tests.servers.pids import stop
 from tests.servers.postgres_server import free_port, wait_until

@@ -19,7 +19,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.sync_log import LogUnavailableError, SyncLog
 from sluiceway.testing.drive import driven
 from sluiceway.testing.sync_log_suite import LONG, OpenLog, SyncLogSuite, of, read_all, records
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.servers.kafka_server import KafkaServer, server_or_skip
 from tests.servers.postgres_server import free_port
 

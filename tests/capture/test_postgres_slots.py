@@ -18,7 +18,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError
 from sluiceway.testing.drive import driven
 from tests.capture.postgres_source import SETTINGS, Source, begin, payloads, read_records
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.servers.postgres_server import PostgresServer, binaries, server_or_skip
 from tests.storage.test_postgres_faults import Proxy
 

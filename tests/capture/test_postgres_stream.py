@@ -26,7 +26,7 @@ from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeStream
 from sluiceway.testing.change_stream_suite import ChangeStreamSuite, World, next_batch
 from sluiceway.testing.drive import driven
 from tests.capture.postgres_source import SETTINGS, Source, begin, numbers, payloads, read_records
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.server.server_running import running
 from tests.servers.postgres_server import PATIENCE, PostgresServer, binaries, server_or_skip
 

@@ -18,7 +18,7 @@ from sluiceway.client.lineage import QueueLineage
 from sluiceway.instance.service import Service
 from sluiceway.model.backends import MemoryBackend
 from tests.cluster.rebalance_rig import affinities
-from tests.instance.node_rig import Store
+from tests.instance.instance_rig import Store
 from tests.server.server_running import Running, eventually, running
 
 SIDES = ("left", "right")

@@ -26,7 +26,7 @@ from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.wire import peer
-from tests.instance.node_rig import PATIENCE, Store, fine, rows
+from tests.instance.instance_rig import PATIENCE, Store, fine, rows
 
 STEADY = Parameters(settle_timeout=20, round_interval=20, beat_interval=100, lease_timeout=60_000, member_timeout=75_000)
 """Nobody's lease runs out, however slow the machine is."""

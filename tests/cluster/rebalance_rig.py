@@ -19,7 +19,7 @@ from sluiceway.model.backends import MemoryBackend
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.rebalance import Rebalance
 from sluiceway.model.requests import Leased, Produce, ProduceKey
-from tests.instance.node_rig import PATIENCE, Store, eventually, lease, payloads, rows, settle
+from tests.instance.instance_rig import PATIENCE, Store, eventually, lease, payloads, rows, settle
 
 BY = Actor("somebody", "request-1")
 SOON = 60_000

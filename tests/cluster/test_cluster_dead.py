@@ -13,7 +13,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Clear, Disposition, Produce, Redrive
 from tests.cluster.cluster_rig import Cluster, cluster, counts, put, shares
-from tests.instance.node_rig import eventually, lease, payloads, settle, spec
+from tests.instance.instance_rig import eventually, lease, payloads, settle, spec
 
 DEAD = Disposition("dead", reason="bad")
 

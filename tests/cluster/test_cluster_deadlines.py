@@ -18,7 +18,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask
 from sluiceway.model.requests import DONE, Clear, Extend, Lease, Peek, Produce, ProduceKey, Redrive, Selection, Settle
 from tests.cluster.cluster_rig import Cluster, Gate, cluster, shares
-from tests.instance.node_rig import rows, spec
+from tests.instance.instance_rig import rows, spec
 
 TIMEOUT: Millis = 300
 

@@ -13,7 +13,7 @@ from sluiceway.model.access import SYSTEM
 from sluiceway.model.instances import RoundInfo
 from sluiceway.testing.drive import driven
 from tests.cluster.cluster_rig import cluster, put, shares
-from tests.instance.node_rig import eventually, spec
+from tests.instance.instance_rig import eventually, spec
 from tests.instance.test_events import Scene, record, told
 
 

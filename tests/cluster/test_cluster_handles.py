@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sluiceway.testing.drive import driven
 from tests.cluster.cluster_rig import cluster, ref, shares
-from tests.instance.node_rig import eventually, spec
+from tests.instance.instance_rig import eventually, spec
 
 
 @driven

@@ -29,7 +29,7 @@ from sluiceway.model.requests import (
     Settled,
 )
 from tests.cluster.cluster_rig import Cluster, Gate, cluster, clustered, counts, put, shares
-from tests.instance.node_rig import eventually, lease, payloads, produce, rows, settle, spec
+from tests.instance.instance_rig import eventually, lease, payloads, produce, rows, settle, spec
 
 NUMBERS = range(6)
 SOME = np.array([0], dtype=np.int64)

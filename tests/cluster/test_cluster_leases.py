@@ -15,7 +15,7 @@ from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll
 from sluiceway.model.requests import Lease, Leased, ProduceKey, Settle
 from sluiceway.model.small_batch import in_columns
 from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, put, shares
-from tests.instance.node_rig import eventually, lease, payloads, settle, spec
+from tests.instance.instance_rig import eventually, lease, payloads, settle, spec
 
 
 def waits(service: Service, queue: str) -> bool:

@@ -13,7 +13,7 @@ from sluiceway.instance.service import Service
 from sluiceway.model.peers import Ask, Load, Poll
 from sluiceway.model.requests import Leased
 from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, put, shares
-from tests.instance.node_rig import eventually, lease, payloads, produce, settle, spec
+from tests.instance.instance_rig import eventually, lease, payloads, produce, settle, spec
 
 LONG = 60_000
 

@@ -17,7 +17,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Lease, Produce, ProduceKey
 from sluiceway.ports.partition_store import PartitionRef
 from tests.cluster.cluster_rig import MORTAL, Gate, blind, cluster, clustered, counts, lapse, never, put, ref, shares
-from tests.instance.node_rig import eventually, fine, payloads, produce, rows, settle, spec
+from tests.instance.instance_rig import eventually, fine, payloads, produce, rows, settle, spec
 
 
 @pytest.mark.parametrize("strategy", ["rounds", "claims"])

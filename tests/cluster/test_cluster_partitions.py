@@ -27,7 +27,7 @@ from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.testing.drive import driven
 from tests.cluster.cluster_rig import MORTAL, Cluster, Gate, cluster, counts, put, shares
 from tests.core.partitions_rig import add, change, drain, hand_over_keys, move, remove, set_slots, set_state, shut
-from tests.instance.node_rig import PATIENCE, eventually, fine, lease, payloads, produce, rows, settle, spec
+from tests.instance.instance_rig import PATIENCE, eventually, fine, lease, payloads, produce, rows, settle, spec
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask, Close, Learn, PeerRequest
 from sluiceway.model.requests import DONE, Disposition, Produce, QueuePatch, Redrive, Selection, Settle
 from tests.cluster.cluster_rig import Gate, cluster, counts, put, shares
-from tests.instance.node_rig import eventually, lease, payloads, produce, settle, spec
+from tests.instance.instance_rig import eventually, lease, payloads, produce, settle, spec
 
 
 def closing(_: str, request: PeerRequest) -> bool:

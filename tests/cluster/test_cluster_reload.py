@@ -20,7 +20,7 @@ from sluiceway.model.configuration import Configuration
 from sluiceway.model.requests import Produced
 from sluiceway.testing.drive import driven
 from tests.cluster.cluster_rig import STEADY, Gate, Meta, Wires
-from tests.instance.node_rig import eventually, produce, spec
+from tests.instance.instance_rig import eventually, produce, spec
 
 ONE = Configuration(backends={"one": SqliteBackend()})
 BOTH = Configuration(backends={"one": SqliteBackend(), "two": SqliteBackend()})

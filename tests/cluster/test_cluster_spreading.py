@@ -22,7 +22,7 @@ from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.queue import PartitionRecord, QueueRecord, encode_queue
 from sluiceway.model.requests import Lease, Leased, Produce, ProduceKey, QueuePatch, QueueSpec
 from tests.cluster.cluster_rig import Cluster, cluster, clustered, put, shares
-from tests.instance.node_rig import PATIENCE, eventually, lease, payloads, produce, rows, settle
+from tests.instance.instance_rig import PATIENCE, eventually, lease, payloads, produce, rows, settle
 
 QUICK = Pace(grow=3, shrink=1, grow_after=50, shrink_after=400, settle=200, average=100)
 """Five requests a second are much, and one is little."""

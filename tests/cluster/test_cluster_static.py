@@ -17,7 +17,7 @@ from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.requests import Lease
 from sluiceway.ports.partition_store import Fence, FencedError, PartitionRef
 from tests.cluster.cluster_rig import STEADY, Wires, clustered
-from tests.instance.node_rig import Store, payloads, produce, spec
+from tests.instance.instance_rig import Store, payloads, produce, spec
 
 
 class Place:

@@ -17,7 +17,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.configuration import CLUSTER_TIMES, ClusterSettings, Configuration
 from tests.cluster.cluster_rig import STEADY, Cluster, cluster, shares
-from tests.instance.node_rig import eventually, lease, payloads, produce, spec
+from tests.instance.instance_rig import eventually, lease, payloads, produce, spec
 
 LONGER = {"lease_timeout": 90_000, "member_timeout": 120_000}
 

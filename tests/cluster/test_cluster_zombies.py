@@ -18,7 +18,7 @@ from sluiceway.model.inspection import Browse, DeleteItems, ListItems
 from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, Reload, RemainingItems, ShareRequest
 from sluiceway.model.requests import DONE, Clear, Extend, Lease, Peek, Produce, ProduceKey, Redrive, Selection, Settle
 from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, lapse, put, shares
-from tests.instance.node_rig import eventually, rows, spec
+from tests.instance.instance_rig import eventually, rows, spec
 
 NOBODY = np.array([77], dtype=np.int64)
 

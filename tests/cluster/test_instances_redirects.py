@@ -19,7 +19,7 @@ from sluiceway.model.requests import Produce, QueueSpec, Settled
 from sluiceway.server.app import App, Fittings, create_app
 from sluiceway.server.peer_calls import PeerCalls
 from tests.cluster.cluster_rig import Wires, cluster
-from tests.instance.node_rig import eventually, rows
+from tests.instance.instance_rig import eventually, rows
 from tests.server.fake_service import FakeService, serving
 from tests.server.server_running import running
 

@@ -25,7 +25,7 @@ from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.server.app import Fittings
 from sluiceway.server.metrics import Metrics
 from tests.cluster.cluster_rig import MORTAL, cluster, lapse
-from tests.instance.node_rig import eventually, lease, produce, rows
+from tests.instance.instance_rig import eventually, lease, produce, rows
 from tests.server.server_running import running
 
 

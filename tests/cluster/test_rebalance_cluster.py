@@ -19,7 +19,7 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.cluster.cluster_rig import MORTAL, Cluster, cluster
 from tests.cluster.rebalance_rig import BY, Ledger, at_step, begun, ended
-from tests.instance.node_rig import eventually, spec
+from tests.instance.instance_rig import eventually, spec
 
 
 def coordinators(*services: Service) -> list[Service]:

@@ -19,7 +19,7 @@ from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Plan, Rebalance
 from sluiceway.testing.drive import driven
 from tests.cluster.rebalance_rig import in_memory
-from tests.instance.node_rig import PATIENCE, spec
+from tests.instance.instance_rig import PATIENCE, spec
 
 
 def _rebalance(**more: Any) -> Rebalance:

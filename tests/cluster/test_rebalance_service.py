@@ -23,7 +23,7 @@ from sluiceway.model.requests import QueuePatch
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.cluster.rebalance_rig import BY, Doom, Ledger, affinities, at_step, begun, ended, in_memory
-from tests.instance.node_rig import lease, payloads, produce, serving_on, settle, spec
+from tests.instance.instance_rig import lease, payloads, produce, serving_on, settle, spec
 
 
 @contextlib.asynccontextmanager

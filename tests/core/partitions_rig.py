@@ -17,7 +17,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import GiveKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys
 from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
-from tests.instance.node_rig import PATIENCE
+from tests.instance.instance_rig import PATIENCE
 
 CURSOR = 10
 TIMEOUT: Millis = 10_000

@@ -21,7 +21,7 @@ from sluiceway.model.sparse import SparseBatch, compacted, decode_stored, encode
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from tests.core.core_model import Rig, rows_of
-from tests.instance.node_rig import lease, payloads, produce, serving, settle, spec
+from tests.instance.instance_rig import lease, payloads, produce, serving, settle, spec
 
 ITEMS = 1_000
 PAYLOAD = "x" * 200

@@ -17,8 +17,8 @@ from tests.client.lineage_rig import Place, two_sided
 from tests.cluster.cluster_rig import cluster, put, shares
 from tests.core.queue_rig import Rig, lease
 from tests.core.queue_rig import settle as settling
-from tests.instance.node_rig import eventually as eventually_here
-from tests.instance.node_rig import payloads, settle, spec
+from tests.instance.instance_rig import eventually as eventually_here
+from tests.instance.instance_rig import payloads, settle, spec
 from tests.server.server_running import Running, eventually
 
 

@@ -21,7 +21,7 @@ from sluiceway.testing.drive import driven
 from tests.core.queue_rig import Rig
 from tests.core.queue_rig import lease as lease_request
 from tests.core.queue_rig import produce as produce_request
-from tests.instance.node_rig import eventually, lease, produce, serving, spec
+from tests.instance.instance_rig import eventually, lease, produce, serving, spec
 
 SECOND, HOUR = 1_000, 3_600_000
 SLICE = TIMER_SLICE / 1_000

@@ -20,7 +20,7 @@ from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from tests.core.queue_rig import Rig, array
 from tests.core.queue_rig import settle as settle_offsets
-from tests.instance.node_rig import eventually, lease, payloads, produce, rows, serving, settle, spec, total
+from tests.instance.instance_rig import eventually, lease, payloads, produce, rows, serving, settle, spec, total
 
 DEAD = Disposition("dead", reason="bad")
 

@@ -26,7 +26,7 @@ from sluiceway.model.requests import Clear, QueuePatch, Redrive
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
 from sluiceway.server.wiring import Assembly, Door
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import down, produce, serving, spec
+from tests.instance.instance_rig import down, produce, serving, spec
 
 ALICE = Actor("alice", "r-1")
 CLEAR = Clear(10_000)

@@ -23,7 +23,7 @@ from sluiceway.model.peers import ListConsumers
 from sluiceway.model.requests import Lease, QueueSpec
 from sluiceway.wire.json_consumers import MAX_QUEUES, page
 from tests.cluster.cluster_rig import cluster, put, shares
-from tests.instance.node_rig import PATIENCE
+from tests.instance.instance_rig import PATIENCE
 from tests.server.server_guarded import Guarded, guarded
 from tests.server.server_running import eventually
 

@@ -26,7 +26,7 @@ from sluiceway.model.requests import QueuePatch
 from sluiceway.server.events import EventsQuery, EventStreams, Reader
 from sluiceway.server.http import BodyMemory, DisconnectedError, Message, Request
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import down, eventually, produce, serving, spec
+from tests.instance.instance_rig import down, eventually, produce, serving, spec
 
 ORDERS = Caller("orders", (Scope("read", "orders-*"),))
 AUDITOR = Caller("auditor", (Scope("admin"),))

@@ -31,7 +31,7 @@ from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.testing.drive import driven
 from tests.client.client_faces import Blocking
 from tests.cluster.cluster_rig import cluster, put, shares
-from tests.instance.node_rig import eventually, lease, produce, service_on, serving, settle, spec
+from tests.instance.instance_rig import eventually, lease, produce, service_on, serving, settle, spec
 from tests.server.server_guarded import Guarded, guarded
 
 DATA = Path(__file__).parents[1] / "data"

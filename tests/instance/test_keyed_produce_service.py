@@ -14,7 +14,7 @@ from sluiceway.core.queue import executor_health, executor_index
 from sluiceway.instance.service import Service
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.ports.partition_store import PartitionRef
-from tests.instance.node_rig import PATIENCE, Store, fine
+from tests.instance.instance_rig import PATIENCE, Store, fine
 from tests.server.server_running import Running, eventually, running
 
 BACKENDS = {"a": SqliteBackend(write_timeout=2_000), "b": SqliteBackend(write_timeout=600_000)}

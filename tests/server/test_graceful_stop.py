@@ -22,7 +22,7 @@ from sluiceway.server import run
 from sluiceway.server.app import create_app
 from sluiceway.server.listeners import bind
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.server.server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from tests.server.server_running import Running, running
 from tests.server.test_tls import Files

@@ -24,7 +24,7 @@ from sluiceway.server import reload as reload_module
 from sluiceway.server.reload import Reloader, Stillness
 from sluiceway.server.tls import TlsFiles
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import eventually, spec
+from tests.instance.instance_rig import eventually, spec
 from tests.server.test_tls import Files
 
 BY = Actor("somebody", "request-1")

@@ -18,7 +18,7 @@ from sluiceway.model.configuration import Address, ServerSettings
 from sluiceway.server import listeners
 from sluiceway.server.listeners import Listener, address_of, asks_for_keys, bind, bind_all, is_loopback, url_of
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import eventually as soon
+from tests.instance.instance_rig import eventually as soon
 from tests.server.test_tls import Files
 
 HERE = Address("127.0.0.1", 80)

@@ -27,7 +27,7 @@ from tests.capture.tasks_rig import Part, Script
 from tests.capture.test_capture import KIND, SCRIPTS, config, member
 from tests.cli.cli_shell import Shell
 from tests.cli.test_cli_tasks import KEPT, RECORDS, write_capture
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.server.server_guarded import Guarded, guarded
 from tests.server.server_process import PATIENCE, ServerProcess, closed_port
 from tests.server.server_running import Running, running

@@ -27,7 +27,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, Lease, Leased, Produce, ProduceKey, Selection, Settle
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, PartitionStore
-from tests.instance.node_rig import eventually, payloads, produce, settle, spec
+from tests.instance.instance_rig import eventually, payloads, produce, settle, spec
 
 FAR = 4_102_444_800_000
 """2100: what is to be still alive when the data is looked at."""

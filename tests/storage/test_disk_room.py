@@ -17,7 +17,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.requests import Clear, Lease, Produce
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import eventually, rows, settle, spec
+from tests.instance.instance_rig import eventually, rows, settle, spec
 from tests.server.server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 
 MB = 1 << 20

@@ -17,7 +17,7 @@ from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
 from sluiceway.testing.meta_store_suite import next_hint
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.server.server_process import closed_port
 from tests.servers.etcd_server import EtcdServer, etcd_or_skip
 from tests.storage.test_etcd_meta_store import Heard

@@ -33,7 +33,7 @@ from sluiceway.model.requests import DONE, Selection, Settle
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreUnavailableError
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import eventually, payloads, produce
+from tests.instance.instance_rig import eventually, payloads, produce
 from tests.servers.etcd_server import etcd_or_skip
 from tests.servers.postgres_server import PostgresServer
 from tests.storage.golden import FAR, GROUP_KEY, HOUR, KEY, POSTGRES_SCHEMA, dump, fill, service_on, take

@@ -15,7 +15,7 @@ from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.local.stores import MAX_OPEN, MIN_OPEN, most_open
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import eventually, serving, spec
+from tests.instance.instance_rig import eventually, serving, spec
 from tests.server.server_process import COMMAND, PATIENCE
 
 

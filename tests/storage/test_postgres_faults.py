@@ -19,7 +19,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, Snapshot, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import FENCE, REF, after, cycle
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.servers.postgres_server import PostgresServer
 
 NEXT = Fence(1, 2, 1)

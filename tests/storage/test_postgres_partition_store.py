@@ -20,7 +20,7 @@ from sluiceway.model.requests import Disposition
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionStore, RecordKind, StoreUnavailableError
 from sluiceway.testing.drive import OpenStore, driven
 from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, PartitionStoreSuite, after, cycle
-from tests.instance.node_rig import eventually, lease, payloads, produce, service_on, settle, spec, total
+from tests.instance.instance_rig import eventually, lease, payloads, produce, service_on, settle, spec, total
 from tests.servers.postgres_server import PostgresServer, packaged
 
 NEXT = Fence(1, 2, 1)

@@ -16,7 +16,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, Fence, RecordKey, RecordKind
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import FENCE, REF
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.server.server_process import PATIENCE
 
 

@@ -20,7 +20,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionRef, RecordKind, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, after, cycle
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 from tests.server.server_process import PATIENCE
 
 BLOB = b"blob to be damaged " * 5_000

@@ -33,7 +33,7 @@ from sluiceway.ports.partition_store import Fence, FencedError, Least, LostError
 from sluiceway.testing.drive import driven
 from tests.cli.cli_shell import Shell
 from tests.cluster.cluster_rig import cluster
-from tests.instance.node_rig import Store, eventually, lease, payloads, produce, service_on, serving, settle, spec
+from tests.instance.instance_rig import Store, eventually, lease, payloads, produce, service_on, serving, settle, spec
 from tests.server.server_process import COMMAND, PATIENCE, ServerProcess
 from tests.servers.postgres_server import PostgresServer
 

@@ -13,7 +13,7 @@ from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import Lease
-from tests.instance.node_rig import eventually, payloads, serving
+from tests.instance.instance_rig import eventually, payloads, serving
 
 HOUR = 3_600_000
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from sluiceway.instance.service import Service
 from sluiceway.model.requests import DONE, Disposition, Lease, ProduceKey, Selection, Settle
-from tests.instance.node_rig import eventually, produce, spec, total
+from tests.instance.instance_rig import eventually, produce, spec, total
 from tests.storage.test_sqlite_faults import Disk, DiskFile
 
 BASE_ITEMS = ("a", "b", "c", "d", "e", "f")

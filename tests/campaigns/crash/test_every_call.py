@@ -19,7 +19,7 @@ from sluiceway.kernel.errors import SluicewayError
 from tests.campaigns.crash import every_call
 from tests.campaigns.crash.aftermath import Aftermath, aftermath
 from tests.campaigns.crash.every_call import BASE_ITEMS, CALLS, NEW_ITEMS
-from tests.instance.node_rig import produce, serving
+from tests.instance.instance_rig import produce, serving
 
 pytestmark = pytest.mark.crash
 

@@ -24,7 +24,7 @@ from sluiceway.ports.partition_store import Changes, DamagedError, Fence, Record
 from tests.campaigns.crash.aftermath import Aftermath, aftermath
 from tests.campaigns.crash.power import PowerDisk, powered
 from tests.campaigns.kit.ledger import name_of, payload_of
-from tests.instance.node_rig import PATIENCE, payloads, produce, rows, serving, settle, spec
+from tests.instance.instance_rig import PATIENCE, payloads, produce, rows, serving, settle, spec
 
 pytestmark = pytest.mark.crash
 

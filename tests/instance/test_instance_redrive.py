@@ -16,7 +16,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, Produce, QueueSpec, Redrive, Selection, Settle, Settled
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import eventually, fine, lease, payloads, produce, serving, spec, total
+from tests.instance.instance_rig import eventually, fine, lease, payloads, produce, serving, spec, total
 
 
 def item(text: str, queue: str) -> Produce:

@@ -13,7 +13,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import RELEASE, Clear, Disposition, QueuePatch, QueueSpec
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError, Stamp
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import down, eventually, lease, payloads, produce, serving, settle, spec, total
+from tests.instance.instance_rig import down, eventually, lease, payloads, produce, serving, settle, spec, total
 
 SETTINGS: dict[str, Any] = {
     "lease_timeout": 5_000,

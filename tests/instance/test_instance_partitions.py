@@ -40,7 +40,7 @@ from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from sluiceway.wire import json_inspection, json_outcomes
 from tests.core.partitions_rig import add, drain, hand_over_keys, move, remove, set_slots, set_state, shut
-from tests.instance.node_rig import eventually, fine, lease, payloads, produce, rows, serving, settle, spec
+from tests.instance.instance_rig import eventually, fine, lease, payloads, produce, rows, serving, settle, spec
 
 
 async def into(service: Service, number: int, *texts: str) -> None:

@@ -22,7 +22,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Lease, Peek, Produce, QueueSpec
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import (
+from tests.instance.instance_rig import (
     PATIENCE,
     Store,
     down,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluiceway.client import CallError, DeadItem, Ignored, Retry, RetryItem, SluicewayError, consumer_common
 from sluiceway.client.lease_manager import HANG_UP_TIME, QUIET_TIME, Ask, Extend, HangUp, LeaseManager, Lost, Settle
 from sluiceway.kernel.errors import KINDS
-from tests.client.keeper_world import AWAY, LEASE_TIMEOUT, World
+from tests.client.lease_manager_world import AWAY, LEASE_TIMEOUT, World
 
 
 def world(concurrency: int = 2, prefetch: int = 4, linger: int = 50) -> World:

@@ -16,7 +16,7 @@ from sluiceway.model.requests import Disposition, Peek
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import (
+from tests.instance.instance_rig import (
     PATIENCE,
     Store,
     down,

@@ -24,7 +24,7 @@ from sluiceway.model.settings import keys
 from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import lease, payloads, produce, spec
+from tests.instance.instance_rig import lease, payloads, produce, spec
 from tests.server.server_process import closed_port
 from tests.servers.postgres_server import PostgresServer, server_or_skip
 

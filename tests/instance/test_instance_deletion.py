@@ -14,7 +14,7 @@ from sluiceway.model.requests import Disposition, QueuePatch
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import eventually, fine, lease, produce, serving, settle, spec, total
+from tests.instance.instance_rig import eventually, fine, lease, produce, serving, settle, spec, total
 
 
 async def on_the_way(service: Service, then: str | None) -> None:

@@ -28,7 +28,7 @@ from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from sluiceway.wire.outcome_selection import group_items
-from tests.instance.node_rig import Store, down, eventually, lease, payloads, produce, service_on, serving, settle, spec, total
+from tests.instance.instance_rig import Store, down, eventually, lease, payloads, produce, service_on, serving, settle, spec, total
 
 
 def counts(service: Service) -> list[PartitionStats]:

@@ -18,7 +18,7 @@ from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.cluster.cluster_rig import cluster
 from tests.cluster.test_cluster_items import NUMBERS, filled
-from tests.instance.node_rig import Store, eventually, lease, produce, service_on, serving, settle, spec
+from tests.instance.instance_rig import Store, eventually, lease, produce, service_on, serving, settle, spec
 
 READY = Browse(0, ("ready",), 2)
 

@@ -10,7 +10,7 @@ import pytest
 from sluiceway.server.http import DisconnectedError, Message
 from sluiceway.server.response_buffer import BUILT_ALONE, PIECE, AnswerMemory
 from sluiceway.testing.drive import driven
-from tests.instance.node_rig import eventually
+from tests.instance.instance_rig import eventually
 
 
 class Client:
