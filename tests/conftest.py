@@ -111,8 +111,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    place = {config.rootpath / name: number for number, name in enumerate(FIRST)}
-    items.sort(key=lambda item: place.get(item.path, len(FIRST)))
+    place: dict[str, int] = {}
+    for number, name in enumerate(FIRST):
+        place.setdefault(shared(name), number)
+    items.sort(key=lambda item: place.get(shared(item.path.relative_to(config.rootpath).as_posix()), len(FIRST)))
 
 
 @pytest.fixture(autouse=True)

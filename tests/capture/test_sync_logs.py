@@ -374,6 +374,7 @@ async def follow_through(log: SyncLog, goes_on: Callable[[], bool]) -> Entries:
 
 
 @driven
+@pytest.mark.slow
 async def test_a_postgresql_server_that_is_killed_in_mid_append() -> None:
     with server_or_skip() as server:
         await check_a_killed_server(lambda: PostgresMetaStore(server.dsn(), statement_timeout=2_000), server.kill, server.start)

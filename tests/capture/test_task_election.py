@@ -433,6 +433,7 @@ class RealTask:
         self._process.stdout.close()
 
 
+@pytest.mark.slow
 def test_leaders_that_are_killed_and_frozen(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'meta.sqlite'}"
 

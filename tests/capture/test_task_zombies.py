@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sluiceway.capture import Look, captures, look
 from tests.capture.task_process import KIND
 from tests.server.server_process import PATIENCE
@@ -71,6 +73,7 @@ def check_items(payloads: list[str]) -> None:
         assert mine == [f"{kind}{number}/{record}" for kind in "pc" for record in range(RECORDS)]
 
 
+@pytest.mark.slow
 def test_a_process_that_stood_still_writes_nothing_new(tmp_path: Path) -> None:
     meta = f"sqlite:{tmp_path / 'meta.db'}"
     with running(tmp_path / "data") as server:

@@ -167,6 +167,7 @@ def test_items_of_the_future_wait(client: Client, queue: str) -> None:
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_produce_outlives_a_killed_server(tmp_path: Path) -> None:
     calls, acknowledged = 400, list[str]()
 

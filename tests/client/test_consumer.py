@@ -390,6 +390,7 @@ def _has(handled: Counter[str], count: int) -> bool:
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("face", [SyncFace, pytest.param(AsyncFace, marks=pytest.mark.slow)], ids=["sync", "async"], indirect=True)
 def test_every_item_is_handled_though_the_server_is_killed_in_mid_work(
     face: Face, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -322,6 +322,7 @@ def test_threads_share_a_producer(served: testing.TestServer) -> None:
     assert [int(items[item_id].payload) for item_id in ids] == list(range(400))
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_nothing_is_lost_or_doubled_when_the_server_is_killed_in_mid_work(face: Face, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data")

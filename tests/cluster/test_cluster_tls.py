@@ -93,6 +93,7 @@ def test_two_instances_trust_the_authority_that_they_are_told(tmp_path: Path) ->
         assert a.url.startswith("https://")
 
 
+@pytest.mark.slow
 def test_one_that_does_not_know_the_authority_is_told_by_nobody(tmp_path: Path) -> None:
     stranger = tmp_path / "stranger.pem"
     trustme.CA().cert_pem.write_to_path(str(stranger))

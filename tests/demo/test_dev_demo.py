@@ -28,6 +28,7 @@ def demo_at(url: str, config: Path, pace: Pace = FAST) -> Iterator[tuple[Demo, C
         yield Demo(client, workers, mailer, config, pace), client
 
 
+@pytest.mark.slow
 def test_it_produces_consumes_and_moves(tmp_path: Path) -> None:
     with child(tmp_path, prepare(tmp_path / "config").read_text()) as running, demo_at(running.url, running.file) as (demo, client):
         demo.begin()

@@ -197,6 +197,7 @@ async def test_what_was_accepted_is_answered_and_the_ledger_agrees(tmp_path: Pat
 
 
 @driven
+@pytest.mark.slow
 async def test_a_body_that_does_not_come_is_refused_in_the_end(tmp_path: Path) -> None:
     with mock.patch.dict(os.environ, SLUICEWAY_SERVER__SHUTDOWN_TIMEOUT="1s"), ServerProcess(tmp_path / "data") as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as http:

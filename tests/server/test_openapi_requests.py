@@ -13,7 +13,7 @@ from schemathesis.core.failures import FailureGroup
 
 from tests.fuzz.openapi_requests import Campaign, server
 
-EACH = 8
+EACH = 4
 
 
 @pytest.fixture(scope="module")

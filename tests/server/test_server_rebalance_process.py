@@ -142,6 +142,7 @@ def test_what_is_told_of_a_rebalance_while_it_goes_on(server: Child) -> None:
         assert float(counted[1]) == len(put), "a removed partition takes nothing away"
 
 
+@pytest.mark.slow
 def test_it_is_watched_in_a_terminal(server: Child) -> None:
     with Client(server.url) as client:
         client.create_queue("q", requested_partitions=2)

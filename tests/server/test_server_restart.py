@@ -129,6 +129,7 @@ def totals(url: str) -> dict[str, int]:
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path) -> None:
     server = Process(tmp_path / "data")
     server.start()

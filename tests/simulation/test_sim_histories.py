@@ -19,7 +19,7 @@ SEEDS = 90
 SOME = 30
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SOME))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(SOME, SEEDS, SOME))])
 def test_promises_are_kept_in_any_weather(first: int) -> None:
     tally: Counter[str] = Counter()
     for seed in range(first, first + SOME):
@@ -105,6 +105,7 @@ def test_a_failing_seed_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]
     assert "BrokenPromiseError" in trace[-1]
 
 
+@pytest.mark.slow
 def test_worker_processes_say_what_one_process_says(capsys: pytest.CaptureFixture[str]) -> None:
     """The failing seeds in their order, how to replay them, and how many events each storey had."""
     said = {}

@@ -58,7 +58,13 @@ KNOWN = {
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 
 
-@pytest.mark.parametrize("bug", bugs_rebalance.BUGS, ids=lambda bug: bug.name)
+LONG = ("notes_no_answer_that_it_knows", "notes_answers_as_a_former_home")
+"""Bugs whose history takes long."""
+
+
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, marks=pytest.mark.slow if bug.name in LONG else ()) for bug in bugs_rebalance.BUGS], ids=lambda bug: bug.name
+)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     found(bug, KNOWN)
 

@@ -257,6 +257,7 @@ def _check_order(rows: list[tuple[int, dict[str, object]]], folder: Path) -> Non
     assert all(last[parent] < first[token] for token, parent in related)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.crash
 def test_a_driver_killed_in_mid_batch_goes_on_exactly(moto: MotoServer, tmp_path: Path) -> None:

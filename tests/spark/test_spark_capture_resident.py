@@ -245,6 +245,7 @@ def test_a_worker_that_is_killed_is_replaced_and_every_record_is_there_once(
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_what_no_task_can_mend_ends_the_job_with_its_reason(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("wrong", partitions=1)
     config = CaptureConfig(
@@ -288,6 +289,7 @@ def _commands(shell: Shell, moto: MotoServer, world: Server, folder: Path) -> No
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_command_ends_in_order_and_goes_on(
     moto: MotoServer, world: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -41,6 +41,7 @@ def texts(df: DataFrame) -> list[str]:
     return [row[0] for row in df.selectExpr("cast(payload as string)").collect()]
 
 
+@pytest.mark.slow
 def test_every_action_reads_what_was_taken_when_the_table_was_loaded(spark: SparkSession, world: Server) -> None:
     queue = world.create("taken", partitions=3)
     for n in range(5):

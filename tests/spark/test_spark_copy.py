@@ -67,6 +67,7 @@ def drain(world: Server, queue: str, partitions: int) -> str:
     return str(begun)
 
 
+@pytest.mark.slow
 def test_what_drains_goes_to_the_open_partitions(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("draining", partitions=4, lease_timeout="1d")
     fill(world, queue, 0, 3_000)

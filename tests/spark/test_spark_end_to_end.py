@@ -149,6 +149,7 @@ def test_outcomes_take_effect_when_the_batch_is_closed(spark: SparkSession, worl
     assert all("it is bad" in item["headers"].values() for item in dead)
 
 
+@pytest.mark.slow
 def test_outcomes_by_position_and_as_a_streaming_sink(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("by-position")
     write(rows(spark, [str(n) for n in range(20)]), world, queue)
@@ -165,6 +166,7 @@ def test_an_unknown_outcome_is_named(spark: SparkSession, world: Server, outcome
         settle(judged, url=world.url, queue=world.create(f"unknown-{len(outcome)}"))
 
 
+@pytest.mark.slow
 def test_wrong_columns_are_told_before_anything_is_written(spark: SparkSession, world: Server) -> None:
     queue = world.create("wrong")
     with pytest.raises(PySparkException, match=r"expected exactly one column named payload or value .* the columns are id"):

@@ -328,7 +328,10 @@ REFUSED: list[Refused] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "work", "strict", "told"), REFUSED, ids=[each[0] for each in REFUSED])
+@pytest.mark.parametrize(
+    ("name", "work", "strict", "told"),
+    [pytest.param(*each, id=each[0], marks=pytest.mark.slow if each[0] in ("twice", "foreign") else ()) for each in REFUSED],
+)
 def test_what_is_no_outcome_is_told(
     spark: SparkSession, world: Server, tmp_path: Path, name: str, work: Callable[[DataFrame], Any], strict: bool, told: str
 ) -> None:

@@ -94,6 +94,7 @@ def test_an_error_is_cut_to_its_end_before_the_places_in_spark() -> None:
     assert error_of("é" * 600 + "!") == "é" * 499 + "!"
 
 
+@pytest.mark.slow
 def test_while_the_server_is_away_the_latest_word_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -142,6 +142,7 @@ def check_items(instances: Pair, work: Path) -> None:
     assert instances.count("dead", "ready") == ITEMS // 10
 
 
+@pytest.mark.slow
 def test_what_is_read_directly_is_passed_on_by_nobody(tmp_path: Path) -> None:
     """The tasks of a stream, of a browse, and the outcomes of one partition."""
     with pair(tmp_path) as instances:

@@ -215,6 +215,7 @@ def fill_up(folder: Path) -> None:
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_disk_that_the_queue_has_filled_is_emptied_again(small_disk: Path) -> None:
     data = small_disk / "data"
 
@@ -253,6 +254,7 @@ def test_a_disk_that_the_queue_has_filled_is_emptied_again(small_disk: Path) -> 
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_start_without_any_room_says_so(small_disk: Path) -> None:
     data = small_disk / "data"
     with ServerProcess(data) as server:

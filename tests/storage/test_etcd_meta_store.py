@@ -92,6 +92,7 @@ def start(url: str, name: str, commits: int) -> subprocess.Popen[str]:
 
 
 @driven
+@pytest.mark.slow
 async def test_eight_writers_in_four_processes_become_visible_in_order(
     server: EtcdServer, name: str, open_store: OpenStore[MetaStore]
 ) -> None:

@@ -299,6 +299,7 @@ def durable_until_killed(directory: Path, grant: int, turns: int) -> int:
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_that_it_reported(tmp_path: Path) -> None:
     for grant in range(1, 6):
         reported = durable_until_killed(tmp_path, grant, turns=grant * 17)

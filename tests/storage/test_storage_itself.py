@@ -73,6 +73,7 @@ async def stopped(service: Service, queue: str, said: str) -> None:
 # ---- from outside: one file of a server is removed ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_does_not_make_a_partition_anew_whose_file_is_gone(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess(data) as server, httpx.Client(base_url=server.url) as http:

@@ -104,7 +104,7 @@ AFTER: dict[str, Callable[[Any, Any, Aftermath], bool]] = {
 
 DONE_ALONE = {"produce": BASE + Counter(NEW_ITEMS), "complete": WITHOUT_TWO, "lease": BASE, "start": BASE}
 """What is left of a call that is not repeated, if it has happened."""
-QUICK = ("produce", "lease", "complete")
+QUICK = ("produce",)
 
 
 def usable(directory: Path) -> bool:

@@ -17,6 +17,7 @@ def no_progress(_line: str) -> None:
     """The result is enough."""
 
 
+@pytest.mark.slow
 def test_a_killed_server_keeps_its_word(tmp_path: Path) -> None:
     rounds = Rounds(tmp_path, seed=5)
     tally = rounds.run(5, no_progress)

@@ -139,6 +139,7 @@ def test_the_same_with_postgres_away_for_20_seconds(tmp_path: Path, postgres: Po
 @pytest.mark.parametrize(
     ("seconds", "write_timeout"), [(3, "1s"), pytest.param(20, "10s", marks=pytest.mark.slow)], ids=["3 seconds", "20 seconds"]
 )
+@pytest.mark.slow
 def test_with_two_backends_produces_land_on_the_one_that_is_there(
     tmp_path: Path, postgres: PostgresServer, seconds: float, write_timeout: str
 ) -> None:

@@ -53,6 +53,7 @@ def test_an_error_that_a_client_is_told_is_wrong(tmp_path: Path, postgres: Postg
     assert any("queue_not_found" in example for example in traffic.tally.examples)
 
 
+@pytest.mark.slow
 def test_a_key_that_was_forgotten_is_found(tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = RepeatingProducer.until_done
     made = threading.Event()
