@@ -372,7 +372,7 @@ def test_too_many_requests_wherever_they_wait(monkeypatch: pytest.MonkeyPatch) -
     rig.ask(produce())
     rig.ask(produce())  # waits in the executor, behind the commit
     third = rig.ask(lease(timeout=1_000))
-    with pytest.raises(SluicewayError, match="3 requests wait") as refused:
+    with pytest.raises(SluicewayError, match="3 requests, the maximum, already wait") as refused:
         rig.submit(produce())
     assert refused.value.code == "too_many_requests"
     rig.queue.cancel(third)

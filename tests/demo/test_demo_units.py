@@ -109,7 +109,7 @@ def test_kills_are_a_list_of_names_or_all() -> None:
     assert parse_kills(None) == []
     assert parse_kills("driver, server-ingest,driver") == [KILLS["driver"], KILLS["server-ingest"]]
     assert parse_kills("all") == list(KILLS.values())
-    with pytest.raises(SluicewayError, match="'serverr' is not among server-ingest, server-process, driver and all"):
+    with pytest.raises(SluicewayError, match="'serverr' is not one of server-ingest, server-process, driver, all"):
         parse_kills("driver,serverr")
 
 

@@ -271,7 +271,7 @@ def test_a_record_that_cannot_be_read_shuts_nobody_out(caplog: pytest.LogCapture
             assert list((await meta.read(prefixes=[API_KEY])).entries) == [API_KEY + key.key_id]
 
     asyncio.run(run())
-    assert "apikey/abcdefgh is no API key" in caplog.text
+    assert "apikey/abcdefgh is not an API key" in caplog.text
 
 
 def test_there_are_never_more_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ def test_one_connection_too_many(server: Running, monkeypatch: pytest.MonkeyPatc
     refused = rest(server.raw(b""))
     assert refused.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     assert b'"code":"unavailable"' in refused
-    assert b"connections, which is the most; try later" in refused
+    assert b"connections is reached; try again later" in refused
     assert server.http.get("/livez").status_code == 200
 
 

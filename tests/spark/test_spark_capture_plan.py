@@ -71,7 +71,7 @@ def test_what_is_to_be_recorded_of_a_batch_that_is_done(kept: PositionRecord, ve
     "kept", [PositionRecord(), PositionRecord(position="a:0", plan="a:4", batch=1), PositionRecord(position="a:5", plan=None, batch=0)]
 )
 def test_a_position_store_that_knows_less_than_the_checkpoint_stops_the_query(kept: PositionRecord) -> None:
-    with pytest.raises(SluicewayError, match="set back"):
+    with pytest.raises(SluicewayError, match="restored from a backup"):
         judge(kept, ONE.done)
 
 

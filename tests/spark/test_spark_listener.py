@@ -149,10 +149,10 @@ def test_what_is_not_understood_is_no_matter_to_spark(caplog: pytest.LogCaptureF
         listener.onQueryProgress(QueryProgressEvent(progress(offset(leases="{"))))
         listener.onQueryIdle(QueryIdleEvent(UUID(ID), UUID(RUN), "2026-11-22T16:34:38.294Z"))
         listener.onQueryTerminated(QueryTerminatedEvent(UUID(ID), UUID(RUN), None, None))
-        assert caplog.text.count("not understood") == 1
+        assert caplog.text.count("could not be processed") == 1
         for call in (listener.onQueryStarted, listener.onQueryProgress, listener.onQueryIdle, listener.onQueryTerminated):
             call(None)  # type: ignore[arg-type]
-        assert caplog.text.count("not understood") == 5
+        assert caplog.text.count("could not be processed") == 5
     finally:
         listener.close()
 

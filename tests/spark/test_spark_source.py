@@ -256,7 +256,7 @@ def test_a_committed_batch_of_a_queue_that_was_created_anew_is_refused(world: Se
         reader(world, queue).latestOffset(end, ALL)
     assert refused.value.code == "lease_not_found"
     for attempt in (lambda: reader(world, queue).partitions(start, end), lambda: list(first.read(task))):
-        with pytest.raises(SluicewayError, match=r"the queue was deleted and created anew.*went with the queue") as caught:
+        with pytest.raises(SluicewayError, match=r"the queue was deleted and created again.*went with the queue") as caught:
             attempt()
         assert "back in the queue" not in caught.value.detail
     first.stop()

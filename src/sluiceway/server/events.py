@@ -161,7 +161,7 @@ class EventStreams:
         if self._open.total() >= MAX_STREAMS:
             raise SluicewayError("too_many_requests", f"{MAX_STREAMS:,} event streams are open, which is the maximum; try again later")
         if key_id and self._open[key_id] >= MAX_KEY_STREAMS:
-            detail = f"this API key has {MAX_KEY_STREAMS:,} readers of events, which is the most; close some of them"
+            detail = f"this API key has {MAX_KEY_STREAMS:,} readers of events, the maximum; close some of them"
             raise SluicewayError("too_many_requests", detail)
         self._open[key_id] += 1
         gone = asyncio.ensure_future(request.disconnected())

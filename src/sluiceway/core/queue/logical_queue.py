@@ -425,7 +425,7 @@ class LogicalQueue:
     def _choose_executor(self, nbytes: int, now: Millis) -> PartitionExecutor | None:
         """The executor for an unkeyed produce: the one that took the last, to share its transaction, or the emptiest."""
         last = self.executors.get(self._last_number)
-        # Requests that would share the transaction's fate if it hangs; waiting leases are in none.
+        # Requests that would hang with the transaction; waiting leases are in none.
         requests = len(self._unanswered) - len(self.lease_scheduler.waiters)
         if last is not None and (self._last_streak >= MAX_STREAK or not last.shares(nbytes, requests, now)):
             last = None
