@@ -8,11 +8,14 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final, Literal, TextIO
 
-import structlog
-
 from sluiceway.adapters.system import stopwatch
+from sluiceway.kernel.light_imports import without
 from sluiceway.server.http import Request
 from sluiceway.wire import peer
+
+with without("rich"):
+    # It would be loaded for coloured tracebacks, which are not used: a tenth of what a server's start computes.
+    import structlog
 
 log = logging.getLogger("sluiceway.requests")
 

@@ -15,15 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
-from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from sluiceway.contract.item_answers import Deleted, LeasedItem
 from sluiceway.contract.queue_settings import QueueInfo, QueuePage
@@ -32,6 +26,11 @@ from sluiceway.kernel.clock import as_millis, format_duration, format_time, pars
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.wire import json_inspection
+
+# The runtime of protobuf is loaded by the first call that needs it: most servers never get one, and it is a tenth of a server's start.
+if TYPE_CHECKING:
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message import Message
 
 CONTENT_TYPE: Final = b"application/protobuf"
 
@@ -74,6 +73,10 @@ _NAME_LENGTH: Final = 128
 @cache
 def _pool() -> DescriptorPool:
     """A separate pool, so that a process that also loads Querator's messages has no duplicate message types."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
+
     pool = DescriptorPool()
     pool.AddSerializedFile(TIMESTAMP.serialized_pb)
     compiled = files("sluiceway.wire").joinpath("querator.binpb").read_bytes()
@@ -85,6 +88,8 @@ def _pool() -> DescriptorPool:
 @cache
 def message_class(name: str) -> type[Any]:
     """The Python class of a message type in `querator.proto`."""
+    from google.protobuf.message_factory import GetMessageClass
+
     return GetMessageClass(_pool().FindMessageTypeByName(f"sluiceway.querator.{name}"))
 
 
@@ -101,6 +106,8 @@ class Form(NamedTuple):
 
     def read(self, body: bytes) -> tuple[Message, bytes]:
         """Decode `body` into its message and the equivalent JSON body. Raises `invalid_body`, `invalid_request` and `too_many_items`."""
+        from google.protobuf.message import DecodeError
+
         kind = message_class(self.request)
         _count_fields(body)
         try:
@@ -194,7 +201,10 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
     return value, at
 
 
-def _refuse_unknown(message: Message, path: str) -> None:
+def _refuse_unknown(message: Any, path: str) -> None:
+    from google.protobuf.message import Message
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
     unknown = UnknownFieldSet(message)
     if len(unknown):
         name = f"{path}field {unknown[0].field_number}"
