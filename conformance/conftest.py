@@ -14,7 +14,10 @@ from tests.servers.postgres_server import server_or_skip
 GIVEN = os.environ.get("SLUICEWAY_URL", "")
 
 
-@pytest.fixture(scope="session", params=["given"] if GIVEN else [pytest.param("memory", marks=pytest.mark.slow), "sqlite", "postgres"])
+OURS = ["sqlite", pytest.param("memory", marks=pytest.mark.slow), pytest.param("postgres", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="session", params=["given"] if GIVEN else OURS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     kind = request.param
     if kind == "given":

@@ -328,6 +328,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             server.interrupt()
 
 
+@pytest.mark.slow
 def test_workers_are_reached_at_their_own_addresses(workers: str) -> None:
     transport = Watched()
     with Client(workers, transport=transport, direct=True) as client:

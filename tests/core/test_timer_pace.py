@@ -199,7 +199,7 @@ async def test_slices_follow_the_processor_time_of_a_turn(tmp_path: Path, monkey
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
         await produce(service, "q", *"x" * count)
-        await asyncio.gather(*(lease(service, "q", 1, lease_timeout=HOUR) for _ in range(count)))
+        await asyncio.gather(*(lease(service, "q", 1, 60_000, lease_timeout=HOUR) for _ in range(count)))
         system.move_ahead(HOUR)
         try:
             service._drivers["q"]._cycle()
@@ -214,7 +214,7 @@ async def test_who_moves_the_clock_ahead_finds_all_done_whatever_the_pace(tmp_pa
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
         await produce(service, "q", *"x" * 300)
-        await asyncio.gather(*(lease(service, "q", 1, lease_timeout=HOUR) for _ in range(300)))
+        await asyncio.gather(*(lease(service, "q", 1, 60_000, lease_timeout=HOUR) for _ in range(300)))
         service._context.pace.rests_until = float("inf")
         system.move_ahead(HOUR)
         try:
@@ -230,7 +230,7 @@ async def test_a_mass_expiry_does_not_hold_up_a_stop(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
         await produce(service, "q", *"x" * count)
-        await asyncio.gather(*(lease(service, "q", 1, lease_timeout=HOUR) for _ in range(count)))
+        await asyncio.gather(*(lease(service, "q", 1, 60_000, lease_timeout=HOUR) for _ in range(count)))
         driver = service._drivers["q"]
         system.move_ahead(HOUR)
         try:

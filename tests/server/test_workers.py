@@ -218,8 +218,8 @@ def test_one_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     ("behaviour", "named"),
     [
         ("refuses", "SluicewayError: the disk is on fire"),
-        ("taken", "OSError: the port is taken"),
-        ("crashes", "SluicewayError: worker"),
+        pytest.param("taken", "OSError: the port is taken", marks=pytest.mark.slow),
+        pytest.param("crashes", "SluicewayError: worker", marks=pytest.mark.slow),
     ],
 )
 def test_a_server_whose_workers_cannot_start_says_why_and_ends(tmp_path: Path, behaviour: str, named: str) -> None:

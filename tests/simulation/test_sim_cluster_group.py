@@ -15,7 +15,7 @@ from simulation.planting import Bug
 from simulation.runner import main
 from simulation.world import EventLog
 
-SEEDS = 30
+SEEDS = 10
 
 
 def test_promises_are_kept_in_any_weather() -> None:

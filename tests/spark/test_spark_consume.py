@@ -89,6 +89,7 @@ def test_what_is_settled_is_closed_and_what_is_not_is_found_again(spark: SparkSe
     assert sorted(texts(take(spark, world, queue))) == ["late", "new"]
 
 
+@pytest.mark.slow
 def test_a_part_of_what_is_ready_and_columns_of_payloads(spark: SparkSession, world: Server) -> None:
     queue = world.create("some", partitions=1)
     world.produce(queue, [f'{{"n": {n}}}' for n in range(30)])

@@ -212,6 +212,7 @@ def test_a_server_killed_in_mid_batch_does_not_fail_the_query(spark: SparkSessio
     assert (world.count(queue, "completed"), world.count(queue, "leases")) == (400, 0)
 
 
+@pytest.mark.slow
 def test_a_continuous_query_takes_items_as_they_come(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("continuous")
     got: list[Any] = []

@@ -132,6 +132,7 @@ def test_what_another_process_has_dropped_takes_nothing_more(where: str) -> None
         assert two.ask("open", 4) == "1"
 
 
+@pytest.mark.slow
 def test_of_many_that_open_a_new_partition_at_once_the_highest_has_it(where: str) -> None:
     with contextlib.ExitStack() as stack:
         owners = [stack.enter_context(StoreProcess(where)) for _ in range(4)]

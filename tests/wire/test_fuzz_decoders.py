@@ -20,6 +20,7 @@ def test_no_body_does_harm(kind: str) -> None:
     assert findings.ends["invalid_body"] > 50
 
 
+@pytest.mark.slow
 def test_planted_crashes_and_errors_are_found_and_can_be_repeated() -> None:
     count = 60
     findings = decoders.attack("planted", SEED, count, count, program="tests.fuzz.planted")

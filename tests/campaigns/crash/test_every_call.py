@@ -104,7 +104,6 @@ AFTER: dict[str, Callable[[Any, Any, Aftermath], bool]] = {
 
 DONE_ALONE = {"produce": BASE + Counter(NEW_ITEMS), "complete": WITHOUT_TWO, "lease": BASE, "start": BASE}
 """What is left of a call that is not repeated, if it has happened."""
-QUICK = ("produce",)
 
 
 def usable(directory: Path) -> bool:
@@ -115,7 +114,8 @@ def usable(directory: Path) -> bool:
     return asyncio.run(work())
 
 
-@pytest.mark.parametrize("call", [call if call in QUICK else pytest.param(call, marks=pytest.mark.slow) for call in CALLS])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.slow
 def test_a_crash_at_any_system_call_leaves_all_or_nothing(tmp_path: Path, base: Path, call: str) -> None:
     happened: set[bool] = set()
     for report in crashes(call, base, tmp_path):

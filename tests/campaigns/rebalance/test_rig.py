@@ -75,6 +75,7 @@ def test_a_key_that_was_forgotten_is_found(tmp_path: Path, postgres: PostgresSer
     assert traffic.tally.counts["doubled"] > 0
 
 
+@pytest.mark.slow
 def test_a_backlog_is_listed_with_all_that_it_has_behind_it(tmp_path: Path, postgres: PostgresServer) -> None:
     fleet = MixedFleet(tmp_path, postgres, 1)
     with started(fleet):
