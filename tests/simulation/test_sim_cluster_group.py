@@ -41,7 +41,7 @@ def test_promises_are_kept_in_any_weather() -> None:
         tally[world.strategy] += 1
     # A world in which nothing happens would prove nothing.
     for what in (" gained ", " lost ", "is killed", "freezes", "is cut off", "leaves", "stops", "ran out", "no answer", "handler failed"):
-        assert tally[what] > 5, what
+        assert tally[what] > SEEDS // 5, what
     assert tally["rounds"] > 5
     assert tally["claims"] > 5
 
