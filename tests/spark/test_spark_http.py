@@ -188,6 +188,19 @@ def test_a_server_that_is_not_there_is_named() -> None:
     assert caught.value.retryable
 
 
+def test_a_call_that_broke_off_may_have_happened_even_if_the_server_is_gone_now() -> None:
+    with scripted(OK, DROPPED) as script:
+        client = client_of(script.url, 100)
+        client.call("/v1/queue.stats", {})
+        script.server.shutdown()
+        script.server.server_close()
+        with pytest.raises(SluicewayError) as caught:
+            client.call("/v1/queue.stats", {})
+        client.close()
+    assert caught.value.code == "outcome_unknown"
+    assert len(script.seen) == 2, "it was sent over the connection that was still open"
+
+
 def test_arrow_is_sent_and_fetched() -> None:
     batch = pa.record_batch({"payload": pa.array([b"x", b"y"], pa.binary())})
     sink = pa.BufferOutputStream()

@@ -142,14 +142,15 @@ class _Connections(httpx.BaseTransport):
         is_owner = url.netloc != self._url.netloc
         patience = max(_LEAST_ATTEMPT, min(self._owner_attempt if is_owner else limits["read"], self.deadline - time.monotonic()))
         connection = self._open.get(url.netloc) or self._open.setdefault(url.netloc, self._connection(url))
-        failure: type[httpx.TransportError] = httpx.ReadError
+        was_open = connection.sock is not None
+        # A request that went out over an open connection may have been carried out, even if there is no new connection for its repetition.
+        failure: type[httpx.TransportError] = httpx.ReadError if was_open else httpx.ConnectError
         try:
-            if connection.sock is not None:
+            if was_open:
                 # The server may have closed this connection as idle. Then the request goes out once more, on a new one.
                 with contextlib.suppress(ConnectionError, ssl.SSLError):
                     return _exchange(connection, request, patience)
                 connection.close()
-            failure = httpx.ConnectError
             connection.timeout = min(patience, limits["connect"])
             connection.connect()
             failure = httpx.ReadError
