@@ -16,7 +16,7 @@ def audit(queues: Sequence[SimQueue]) -> None:
     for queue in queues:
         for number, store in enumerate(queue.stores):
             durable = store.look()
-            check(store.blobs.keys() == durable.log.blobs.keys(), "a blob is in the store and nobody knows it")
+            check(store.blobs.keys() == durable.log.blobs.keys(), "the store has a blob that the partition does not know")
             for lease in durable.leases.values():
                 told = queue.ledger.told.get(lease.client_id)
                 check(told is None or (number, lease.number) in told, "items are leased and nobody was told")

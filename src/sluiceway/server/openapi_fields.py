@@ -67,7 +67,7 @@ _ITEMS: Final = {
     "reference": "Free text of up to 2,048 bytes.",
     "headers": "Names and values, up to 8,192 bytes together.",
     "enqueue_at": "Not served before this time; from 1970, and at most 366 days ahead.",
-    "id": "Id of the item at its present offset. It proves who has leased the item.",
+    "id": "Id of the item at its present offset. A caller that names it proves that it holds the lease.",
     "origin": "The item's first id, which never changes.",
     "attempts": "Number of leases so far, this one included.",
     "enqueued_at": "When the item was produced.",

@@ -48,13 +48,13 @@ class Campaign:
 
     @classmethod
     def _add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Those of this campaign."""
+        """Add the options of this campaign."""
 
     @classmethod
     def run(cls) -> int:
-        """Go through the scenarios that the command line names, or all, and sum them up; the exit code."""
+        """Run the scenarios that the command line names, or all. Returns the exit code."""
         given = cls.parser().parse_args()
-        # Whoever ends it this way is to find no process that it has left behind.
+        # SIGTERM unwinds the stack, so that no server outlives the campaign.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         reports: list[Report] = []
         begun = time.monotonic()

@@ -250,7 +250,7 @@ AnyTraffic = TypeVar("AnyTraffic", bound=Traffic)
 
 @contextlib.contextmanager
 def loaded(traffic: AnyTraffic) -> Iterator[AnyTraffic]:
-    """The fleet runs, and has the queues, until the block ends, however that comes; nothing is produced yet."""
+    """Run the fleet, with its queues, until the block ends, however it ends. Nothing is produced yet."""
     with started(traffic.fleet):
         try:
             traffic.create_queues()
@@ -261,13 +261,13 @@ def loaded(traffic: AnyTraffic) -> Iterator[AnyTraffic]:
 
 @contextlib.contextmanager
 def judged(report: Report, traffic: AnyTraffic) -> Iterator[AnyTraffic]:
-    """The same, and what has become of it is judged when the block ends."""
+    """As `loaded`; the traffic is judged when the block ends."""
     with loaded(traffic):
         report.say(f"{traffic.fleet.homes} instances are ready")
         try:
             yield traffic
         except Exception:
-            # What came first says more.
+            # The first faults say more than the exception that they led to.
             for line in traffic.tally.examples[:20]:
                 report.fail(line)
             raise

@@ -80,7 +80,7 @@ class Campaign(command.Campaign):
             run_spread(report, fleet)
 
     def copies(self, report: Report) -> None:
-        """a backlog that nobody takes is copied, with and without a rate"""
+        """a backlog without consumers is copied, with and without a rate"""
         with self._unloaded(report, self._fleet(report.name, 1)) as fleet:
             run_copies(report, fleet, self._given.backlog)
 
@@ -96,7 +96,7 @@ class Campaign(command.Campaign):
 
     def _strikes(self, report: Report, ways: Mapping[str, tuple[Way, ...]]) -> None:
         for queue, those in ((queue, ways[queue]) for queue in self._queues() if queue in ways):
-            # Who is frozen in the middle of a write to an SQLite file keeps the others from it, which is known.
+            # An instance that is frozen while it writes to an SQLite file keeps the others from that file; docs/tasks.md says so.
             local = Backend(dsn=self._postgres.dsn()) if "frozen" in those else Backend()
             with self._stepped(report, queue, local) as (fleet, traffic):
                 traffic.history = fleet.history()

@@ -65,13 +65,13 @@ class Asked:
         return next(iter(self._ids), None)
 
     def follow(self, traffic: MovingTraffic, state: str = "done") -> dict[str, Any]:
-        """To its end, which must be that one."""
+        """Follow the rebalance to its end, which must be `state`."""
         rebalance = self.id
         assert rebalance is not None, "the rebalance has no answer"
         return self._moves.follow(rebalance, state, faults=traffic.tally)
 
     def await_held(self, steps: PostgresSteps) -> Held | None:
-        """Whoever waits at the mark that is armed; None if the rebalance ends without."""
+        """The process held at the armed step; None if the rebalance ends without reaching it."""
         found: list[Held | None] = []
 
         def settled() -> bool:

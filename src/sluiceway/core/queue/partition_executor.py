@@ -285,7 +285,7 @@ class PartitionExecutor:
 
     def lease_info(self, lease: LeaseState) -> LeaseInfo:
         """A live lease as answers show it."""
-        assert lease.deadline is not None, "a transfer is nobody's lease"
+        assert lease.deadline is not None, "a transfer is not a lease of a client"
         return LeaseInfo(self.number, lease.number, lease.open, lease.deadline)
 
     def grant(self, lease: LeaseState) -> Grant:
