@@ -4,6 +4,9 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow e2e explore lint audit bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark fuzz hostile sim sim-bank clean
 
+# Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
 UV := .tools/bin/uv
