@@ -441,3 +441,11 @@ async def test_where_the_files_lie(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").is_dir()
     await store.close()
     assert isinstance(open_store("default", MemoryBackend(), tmp_path), MemoryPartitionStore)
+
+
+def test_a_kind_of_backend_without_a_store_is_an_error_and_not_memory(tmp_path: Path) -> None:
+    class TapeBackend(BackendSettings, frozen=True, tag="tape"):
+        pass
+
+    with pytest.raises(TypeError, match="TapeBackend"):
+        open_store("default", TapeBackend(), tmp_path)

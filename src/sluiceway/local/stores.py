@@ -8,7 +8,7 @@ from pathlib import Path
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.kernel.errors import invalid
-from sluiceway.model.backends import BackendSettings, PostgresBackend, SqliteBackend
+from sluiceway.model.backends import BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend
 from sluiceway.ports.partition_store import PartitionStore
 
 MAX_OPEN, MIN_OPEN = 256, 8
@@ -24,7 +24,9 @@ def open_store(name: str, settings: BackendSettings, data: Path, *, shared: bool
         return _open_postgres(name, settings)
     if isinstance(settings, SqliteBackend):
         return SqlitePartitionStore(directory_of(name, settings, data), shared=shared, max_open=most_open(shared))
-    return MemoryPartitionStore()
+    if isinstance(settings, MemoryBackend):
+        return MemoryPartitionStore()
+    raise TypeError(f"there is no store for {type(settings).__name__}: add it here")
 
 
 def most_open(shared: bool) -> int:
