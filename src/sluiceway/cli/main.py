@@ -18,6 +18,7 @@ _ROOMS = {
     "doctor": "doctor",
     "config": "config",
     "queue": "queues",
+    "work": "work",
     **dict.fromkeys(("produce", "lease", "peek"), "items"),
     **dict.fromkeys(("complete", "retry", "release", "extend"), "item_outcomes"),
     **dict.fromkeys(("stats", "explain"), "stats"),
