@@ -6,7 +6,7 @@ which stops in the same way.
 
 from __future__ import annotations
 
-from sluiceway.worker.options import Options
 from sluiceway.worker.supervisor import work
+from sluiceway.worker.worker_options import Options
 
 __all__ = ["Options", "work"]

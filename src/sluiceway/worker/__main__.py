@@ -13,7 +13,7 @@ import msgspec
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.worker.counts import Counts
 from sluiceway.worker.handlers import load_handler
-from sluiceway.worker.logs import configure_logs
+from sluiceway.worker.log_setup import configure_logs
 from sluiceway.worker.process import WorkerProcess
 from sluiceway.worker.supervisor import REFUSED, Assignment, Report
 
@@ -26,7 +26,7 @@ def main() -> int:
     reports = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
     os.set_inheritable(reports.fileno(), False)
     assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=Assignment)
-    configure_logs(assignment.options.log_level, f"[{assignment.number}] ")
+    configure_logs(assignment.options.log_level, assignment.options.log_json, assignment.number)
     threading.Thread(target=_stop_with_supervisor, daemon=True).start()
     error: SluicewayError | None = None
     has_ended = threading.Event()

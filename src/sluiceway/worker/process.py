@@ -10,7 +10,7 @@ from typing import Any
 from sluiceway.client import AsyncClient, AsyncConsumer, Client, Consumer
 from sluiceway.worker.counts import Counts, Meter
 from sluiceway.worker.handlers import Handler, is_async
-from sluiceway.worker.options import Options
+from sluiceway.worker.worker_options import Options
 
 
 class WorkerProcess:

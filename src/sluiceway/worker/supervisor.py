@@ -20,9 +20,9 @@ from sluiceway.client.stop_signals import StopSignals
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.worker.counts import Counts, total
 from sluiceway.worker.handlers import load_handler
-from sluiceway.worker.options import Options
 from sluiceway.worker.process import WorkerProcess
 from sluiceway.worker.status_page import StatusPage
+from sluiceway.worker.worker_options import Options
 
 log = logging.getLogger("sluiceway.worker")
 

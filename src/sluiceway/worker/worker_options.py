@@ -28,4 +28,5 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str | None = None
     api_key: str | None = None
     ca_file: str | None = None
-    log_level: str = "INFO"
+    log_level: str = "info"
+    log_json: bool = False

@@ -9,8 +9,8 @@ import socket
 
 import click
 
-from sluiceway.cli.common import duration_option
-from sluiceway.cli.session import Flags, Session, queue_names, server_options
+from sluiceway.cli.common import duration_option, from_root
+from sluiceway.cli.session import Session, flags, queue_names, server_options
 from sluiceway.kernel.errors import SluicewayError
 
 
@@ -33,6 +33,7 @@ from sluiceway.kernel.errors import SluicewayError
     show_default=True,
     help="Least severe messages to log.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Log JSON, one object per line, errors too.")
 @server_options
 def work(
     handler: str,
@@ -42,6 +43,7 @@ def work(
     context_name: str | None,
     ca_file: str | None,
     client_id: str | None,
+    as_json: bool,
     **options: object,
 ) -> None:
     """Run a Python function on each item of a queue.
@@ -51,20 +53,18 @@ def work(
 
     SIGTERM and Ctrl-C stop fetching. Handlers finish, and items that are not handled by then are released.
 
-    \b
-    Examples:
-      sluiceway work tasks:send_email
-      sluiceway work tasks:resize --queue images --processes 4 --listen :9464
+    Example: sluiceway work tasks:resize --queue images --processes 4
     """
     from sluiceway.model.configuration import parse_address
     from sluiceway.worker import Options, work
-    from sluiceway.worker.logs import configure_logs
+    from sluiceway.worker.log_setup import configure_logs
 
-    session = Session(Flags(url, context_name, ca_file), False)
+    as_json = as_json or bool(from_root("as_json"))
+    session = Session(flags(url, context_name, ca_file), as_json)
     try:
         target = session.target
         queue_name = queue_name or handler.rpartition(":")[2].rpartition(".")[2]
-        configure_logs(str(options["log_level"]))
+        configure_logs(str(options["log_level"]), as_json)
         given = Options(
             queue_name=queue_name,
             listen=None if listen is None else parse_address(listen, "listen"),
@@ -72,6 +72,7 @@ def work(
             api_key=target.api_key or "",
             ca_file=target.ca_file,
             client_id=client_id or f"{socket.gethostname()}-{os.getpid()}",
+            log_json=as_json,
             **options,  # type: ignore[arg-type]
         )
         each = f"{given.processes} × {given.concurrency}" if given.processes > 1 else str(given.concurrency)
