@@ -52,8 +52,10 @@ def test_queues(shell: Shell) -> None:
     assert re.search(r"reference +\[mine\]", text)
     assert len(re.findall(r"partition \d +available, on default", text)) == 3
 
-    assert re.search(rf"(?m)^made +3 +1m30s +2 +{dead} +- *$", shell.says("queue", "list"))
+    shell.says("produce", name, "one", "two")
+    assert re.search(rf"(?m)^made +3 +2 +0 +0 +2 +{dead} +- *$", shell.says("queue", "list"))
     assert name in [each["queue_name"] for each in shell.json("queue", "list")]
+    shell.says("queue", "clear", name, "--yes")
     assert shell.says("queue", "delete", name) == "Deleted made\n"
     code, _, err = shell.ends("queue", "info", name)
     assert code == 3

@@ -88,11 +88,11 @@ def test_a_look_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(Channel, "attempt", noted)
         (look,) = shell.json("top", "--once", "-n", "3")
         assert ([row["queue_name"] for row in look["queues"]], look["more"]) == (["q0", "q1", "q2"], True)
-        assert asked == ["/v1/queues.list", *["/v1/queue.stats"] * 3, "/v1/consumers.list"]
+        assert asked == ["/v1/queues.list", *["/v1/queue.stats"] * 3] * 2 + ["/v1/consumers.list"], "twice, for the rates"
         asked.clear()
         # Without a terminal there is nothing to watch.
         assert "q4" in shell.says("top", "q4")
-        assert asked == ["/v1/queues.info", "/v1/queue.stats", "/v1/consumers.list"]
+        assert asked == ["/v1/queue.stats", "/v1/queues.info", "/v1/queue.stats", "/v1/consumers.list"]
         code, _, err = shell.ends("top", "q5")
         assert code == 3
         assert "queue_not_found" in err

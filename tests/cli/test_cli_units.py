@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import socket
 import subprocess
 import sys
@@ -141,10 +142,43 @@ def test_a_lost_answer_is_5(run: Run) -> None:
     assert "may or may not" in err
 
 
-def test_a_wrong_url_is_refused(run: Run) -> None:
-    code, _, err = run("stats", "q", "--url", "localhost:2319")
+@pytest.mark.parametrize("url", ["ftp://localhost:2319", "localhost", "http://"])
+def test_a_wrong_url_is_refused(run: Run, url: str) -> None:
+    code, _, err = run("stats", "q", "--url", url)
     assert code == 3
     assert "is not a URL such as http://127.0.0.1:2319" in err
+
+
+def test_a_host_and_port_is_a_url(run: Run) -> None:
+    code, _, err = run("stats", "q", "--url", "localhost:1")
+    assert code == 4
+    assert "cannot reach http://localhost:1" in err
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("ack", "sluiceway complete QUEUE"),
+        ("consume", "sluiceway work MODULE:FUNCTION"),
+        ("purge", "sluiceway queue clear NAME"),
+        ("ui", "/ui"),
+    ],
+)
+def test_a_word_of_other_queues_is_answered_with_ours(run: Run, word: str, instead: str) -> None:
+    code, _, err = run(word, "q")
+    assert code == 2
+    assert f"No such command '{word}'. Use " in err
+    assert instead in err
+
+
+def test_options_of_the_server_and_of_the_output_may_stand_before_the_command(run: Run) -> None:
+    code, _, err = run("--url", "http://127.0.0.1:1", "--json", "queue", "info", "q")
+    assert code == 4
+    problem = json.loads(err)
+    assert "cannot reach http://127.0.0.1:1" in problem["detail"]
+    assert problem["hint"] == "is a server running at http://127.0.0.1:1? Start one: sluiceway dev"
+    code, _, err = run("--url", "http://127.0.0.1:1", "queue", "info", "q", "--url", "http://127.0.0.1:2")
+    assert "cannot reach http://127.0.0.1:2" in err, "the nearer one counts"
 
 
 def test_the_demo_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

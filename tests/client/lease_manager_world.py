@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from sluiceway.client import CallError, Ignored, Lease, Leased, LeasedItem, Retry
-from sluiceway.client.lease_manager import Ask, Effect, Extend, HangUp, LeaseManager, Lost, Outcome, Settle
+from sluiceway.client.lease_manager import Abandon, Ask, Effect, Extend, HangUp, LeaseManager, Lost, Outcome, Settle
 
 LEASE_TIMEOUT = 900
 AT = datetime(2026, 1, 31, tzinfo=UTC)
@@ -100,6 +100,10 @@ class World:
                 assert set(effect.ids) <= set(self.handling)
                 assert not self.lost & set(effect.ids)
                 self.lost |= set(effect.ids)
+            elif isinstance(effect, Abandon):
+                assert self.keeper.stopping
+                assert sorted(effect.ids) == sorted(self.handling)
+                self.handling.clear()
             else:
                 assert type(effect) not in self.calls, "two calls of one kind at once"
                 assert not (isinstance(effect, Ask) and self.keeper.stopping)
@@ -138,7 +142,7 @@ class World:
                 self.keeper.settle_failed(AWAY, self.now, 0.5)
 
     def begin(self) -> None:
-        item = self.keeper.take()
+        item = self.keeper.take(self.now)
         if item is not None:
             assert item.id in self.received
             assert item.id not in self.ended

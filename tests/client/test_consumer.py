@@ -9,7 +9,7 @@ import logging
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from sluiceway import testing
-from sluiceway.client import AsyncClient, CallError, Client, DeadItem, LeasedItem, RetryItem, SluicewayError
+from sluiceway.client import AsyncClient, AsyncConsumer, CallError, Client, DeadItem, LeasedItem, RetryItem, SluicewayError
 from tests.server.server_process import PATIENCE, ServerProcess
 from tests.server.server_running import eventually
 
@@ -36,9 +36,13 @@ class SyncFace:
         self.stop = self._consumer.stop
         self.is_lost = self._consumer.is_lost
 
-    def run(self, handler: Handler, concurrency: int = 4) -> None:
+    def run(self, handler: Handler, concurrency: int = 4, **options: Any) -> None:
         with self._client:
-            self._consumer.run(handler, concurrency=concurrency)
+            self._consumer.run(handler, concurrency=concurrency, **options)
+
+    def run_batches(self, handler: Callable[[list[LeasedItem]], object], **options: Any) -> None:
+        with self._client:
+            self._consumer.run_batches(handler, **options)
 
 
 class AsyncFace:
@@ -48,19 +52,24 @@ class AsyncFace:
         self._given = url, queue_name, options
         self._loop: asyncio.AbstractEventLoop
 
-    def run(self, handler: Handler, concurrency: int = 4) -> None:
-        url, queue_name, options = self._given
-
+    def run(self, handler: Handler, concurrency: int = 4, **options: Any) -> None:
         async def work(item: LeasedItem) -> None:
             await asyncio.to_thread(handler, item)
 
-        async def main() -> None:
-            self._loop = asyncio.get_running_loop()
-            async with AsyncClient(url) as client:
-                self._consumer = client.consumer(queue_name, **options)
-                await self._consumer.run(work, concurrency=concurrency)
+        asyncio.run(self._main(lambda consumer: consumer.run(work, concurrency=concurrency, **options)))
 
-        asyncio.run(main())
+    def run_batches(self, handler: Callable[[list[LeasedItem]], object], **options: Any) -> None:
+        async def work(items: list[LeasedItem]) -> object:
+            return handler(items)
+
+        asyncio.run(self._main(lambda consumer: consumer.run_batches(work, **options)))
+
+    async def _main(self, run: Callable[[AsyncConsumer], Coroutine[Any, Any, None]]) -> None:
+        url, queue_name, options = self._given
+        self._loop = asyncio.get_running_loop()
+        async with AsyncClient(url) as client:
+            self._consumer = client.consumer(queue_name, **options)
+            await run(self._consumer)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._consumer.stop)
@@ -168,7 +177,7 @@ def test_leases_are_kept_for_as_long_as_their_items_are_held(face: Face, served:
         # Extended after 3 s, it lives until 12 s. The server's clock is moved to more than 9 s: without that it would have run out.
         eventually(lambda: (served.client.explain(queue, item.id).lease_deadline or first) > first)
         served.clock.advance("7s")
-        assert total(served.client, queue, "total_leased") == 2
+        assert total(served.client, queue, "total_leased") == 1, "the other one waits at the server, where other consumers can have it"
         consumer.stop()
         let_go.set()
         running.result(PATIENCE)
@@ -197,6 +206,64 @@ def test_a_stop_ends_in_good_order(face: Face, served: testing.TestServer, queue
     names = ("completed", "ready", "total_leased", "retried", "expired")
     assert [total(served.client, queue, name) for name in names] == [3, 47, 0, 0, 0]
     assert {item.attempts for item in served.client.lease(queue, batch_size=50, max_partitions=2)} == {1}
+
+
+def test_items_whose_handlers_outlast_a_stop_are_released(face: Face, served: testing.TestServer, queue: str) -> None:
+    served.client.produce(queue, ["quick", "stuck", "stuck"])
+    began, let_go, outlasted = threading.Semaphore(0), threading.Event(), []
+    consumer = face(served.url, queue)
+
+    def handle(item: LeasedItem) -> None:
+        began.release()
+        if item.payload == b"stuck":
+            assert let_go.wait(PATIENCE)
+            outlasted.append(consumer.is_lost(item))
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.run, handle, 3, shutdown_timeout="100ms")
+        for _ in range(3):
+            assert began.acquire(timeout=PATIENCE)
+        eventually(lambda: total(served.client, queue, "completed") == 1)
+        consumer.stop()
+        names = ("completed", "ready", "total_leased", "retried", "expired")
+        eventually(lambda: [total(served.client, queue, name) for name in names] == [1, 2, 0, 0, 0])
+        let_go.set()
+        running.result(PATIENCE)
+    assert {item.attempts for item in served.client.lease(queue, batch_size=2, max_partitions=2)} == {1}, "the attempt was not counted"
+    eventually(lambda: outlasted == [True, True])
+
+
+def test_a_batch_ends_as_its_handler_says_of_each_item(face: Face, served: testing.TestServer, queue: str) -> None:
+    served.client.produce(queue, ["good", "dead", "later", "good", "good"])
+    consumer, sizes = face(served.url, queue), list[int]()
+
+    def handle(items: list[LeasedItem]) -> object:
+        sizes.append(len(items))
+        if {item.payload for item in items} == {b"later"}:
+            consumer.stop()
+            return None
+        how = {b"dead": DeadItem("it is no good"), b"later": RetryItem(after="0s")}
+        return {item.id: how[item.payload] for item in items if item.payload in how}
+
+    consumer.run_batches(handle, batch_size=10)
+    assert sizes == [5, 1]
+    assert [total(served.client, queue, name) for name in ("completed", "dead", "retried", "total")] == [4, 1, 1, 0]
+
+
+@pytest.mark.parametrize("returned", [{"of another batch": RetryItem()}, {0: "done"}])
+def test_a_batch_with_outcomes_that_mean_nothing_is_put_back(
+    served: testing.TestServer, queue: str, returned: dict[Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    served.client.produce(queue, ["x", "x"])
+    consumer = served.client.consumer(queue)
+
+    def handle(items: list[LeasedItem]) -> object:
+        consumer.stop()
+        return {(items[at].id if isinstance(at, int) else at): outcome for at, outcome in returned.items()}
+
+    consumer.run_batches(handle, batch_size=2)
+    assert [total(served.client, queue, name) for name in ("completed", "retried", "ready")] == [0, 2, 2]
+    assert "a batch handler returns ids of its items with a RetryItem or DeadItem each" in caplog.text
 
 
 def test_a_stop_while_nothing_is_there_is_quick_and_takes_nothing(face: Face, served: testing.TestServer, queue: str) -> None:
@@ -335,7 +402,7 @@ def test_several_tasks_go_over_one_consumer(served: testing.TestServer, queue: s
     assert sorted(asyncio.run(main())) == list(range(100))
 
 
-def test_a_run_that_is_cancelled_cancels_its_handlers_and_gives_everything_back(served: testing.TestServer, queue: str) -> None:
+def test_a_run_that_is_cancelled_cancels_its_handlers_and_releases_everything(served: testing.TestServer, queue: str) -> None:
     served.client.produce(queue, ["x"] * 10)
 
     async def main() -> None:
@@ -354,7 +421,7 @@ def test_a_run_that_is_cancelled_cancels_its_handlers_and_gives_everything_back(
                 await running
 
     asyncio.run(main())
-    assert [total(served.client, queue, name) for name in ("retried", "ready", "expired")] == [2, 10, 0]
+    assert [total(served.client, queue, name) for name in ("retried", "ready", "expired")] == [0, 10, 0]
 
 
 def test_ctrl_c_ends_a_blocking_run_in_good_order(served: testing.TestServer, queue: str) -> None:

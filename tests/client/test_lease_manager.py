@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluiceway.client import CallError, DeadItem, Ignored, Retry, RetryItem, SluicewayError, consumer_common
-from sluiceway.client.lease_manager import HANG_UP_TIME, QUIET_TIME, Ask, Extend, HangUp, LeaseManager, Lost, Settle
+from sluiceway.client.lease_manager import HANG_UP_TIME, QUIET_TIME, Abandon, Ask, Extend, HangUp, LeaseManager, Lost, Settle
 from sluiceway.kernel.errors import KINDS
 from tests.client.lease_manager_world import AWAY, LEASE_TIMEOUT, World
 
 
 def world(concurrency: int = 2, prefetch: int = 4, linger: int = 50) -> World:
-    return World(LeaseManager(concurrency, prefetch, LEASE_TIMEOUT, linger, patience=2_000))
+    return World(LeaseManager(concurrency, prefetch, LEASE_TIMEOUT, linger, patience=2_000, handler_time=0))
 
 
 def filled(count: int = 6, **options: int) -> World:
@@ -353,7 +353,7 @@ def test_whatever_fails_no_outcome_is_forgotten_and_none_is_told_twice(
         elif step == "finish":
             it.finish(retry=value == 1)
         else:
-            it.keeper.stop()
+            it.keeper.stop(None if value == 0 else it.now + 100 * value)
         it.pump()
     it.to_the_end()
     for item_id in it.received:
@@ -384,3 +384,74 @@ def test_with_a_server_that_answers_nothing_is_lost_however_long_handling_takes(
     it.to_the_end()
     assert not it.lost
     assert set(it.outcome) == set(it.received)
+
+
+def test_no_items_wait_before_the_first_one_was_handled() -> None:
+    """Nothing is known of the time that they take: others could have handled them meanwhile."""
+    it = world(concurrency=2, prefetch=4)
+    it.keeper.handler_time = None
+    it.pump()
+    assert it.calls[Ask] == Ask(2)
+    it.answer_ask(2)
+    it.begin()
+    it.begin()
+    it.pump()
+    assert Ask not in it.calls
+    it.tick(10)
+    it.finish()
+    it.pump()
+    assert it.calls[Ask] == Ask(5)
+
+
+@pytest.mark.parametrize(("takes", "waiting"), [(1, 100), (LEASE_TIMEOUT // 10, 18), (LEASE_TIMEOUT, 0), (10 * LEASE_TIMEOUT, 0)])
+def test_no_more_items_wait_than_can_be_handled_within_a_lease(takes: int, waiting: int) -> None:
+    it = world(concurrency=2, prefetch=100)
+    it.keeper.handler_time = takes
+    it.pump()
+    assert it.calls[Ask] == Ask(2 + waiting)
+
+
+def test_the_time_of_handlers_follows_what_they_take_now() -> None:
+    it = world(concurrency=1, prefetch=0)
+    for takes, expected in ((100, 20), (100, 36)):
+        it.pump()
+        it.answer_ask(1)
+        it.begin()
+        it.tick(takes)
+        it.finish()
+        assert it.keeper.handler_time == pytest.approx(expected)
+
+
+def test_items_still_being_handled_when_the_time_is_up_are_released() -> None:
+    it = filled()
+    it.begin()
+    it.begin()
+    first, second = it.received[:2]
+    it.keeper.stop(it.now + 200)
+    it.finish()
+    it.pump()
+    it.answer_settle()
+    assert it.keeper.wake_at() == it.now + 200
+    it.tick(199)
+    assert not any(isinstance(effect, Abandon) for effect in it.keeper.decide(it.now))
+    it.tick(1)
+    it.pump()
+    assert not it.handling
+    assert it.keeper.lost == {second}, "its handler can see it"
+    it.keeper.finish(second, "done", it.now)
+    it.answer_settle()
+    assert it.outcome == {first: "done", second: "released"} | dict.fromkeys(it.received[2:], "released")
+    assert it.keeper.ended
+
+
+def test_a_second_stop_can_only_make_it_sooner() -> None:
+    it = filled()
+    it.begin()
+    it.keeper.stop(it.now + 200)
+    it.keeper.stop(it.now + 500)
+    it.keeper.stop()
+    it.pump()
+    it.answer_settle()
+    assert it.keeper.wake_at() == it.now + 200
+    it.keeper.stop(it.now)
+    assert Abandon([it.handling[0]]) in it.keeper.decide(it.now)

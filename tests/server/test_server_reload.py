@@ -202,7 +202,7 @@ def test_a_changed_file_is_read_and_a_wrong_one_is_told(tmp_path: Path) -> None:
         eventually(lambda: rate() == {"value": 2, "origin": "sluiceway.toml:2", "restart": False})
         server.file.write_text("[limits]\nrequests_per_second = -1\n" + ONE)
         eventually(lambda: shown()["last_error"])
-        assert "limits.requests_per_second: Expected `int` >= 0 (sluiceway.toml:2)" in shown()["last_error"]["detail"]
+        assert "limits.requests_per_second: expected an integer, at least 0 (sluiceway.toml:2)" in shown()["last_error"]["detail"]
         assert rate() == {"value": 2, "origin": "sluiceway.toml:2", "restart": False}
         assert shown()["configuration"]["limits"]["bytes_per_second"]["origin"] == "SLUICEWAY_LIMITS__BYTES_PER_SECOND"
         assert shown()["configuration"]["server"]["listen"]["origin"] == "--listen"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 from pathlib import Path
@@ -265,11 +265,16 @@ def _audited(session: Session, **filters: Any) -> Iterator[AuditEntry]:
 
 def _print_audit(session: Session, newest_first: Sequence[AuditEntry]) -> None:
     for entry in reversed(newest_first):
-        detail = json.dumps(entry.detail, ensure_ascii=False) if entry.detail else ""
-        about = printable(
-            f"{entry.actor} {entry.action} {entry.queue_name or '-'} {detail}".rstrip().encode("utf-8", "surrogatepass"), 1_000
-        )
+        about = _words(f"{entry.actor} {entry.action} {entry.queue_name or '-'}", entry.detail)
         session.print(entry, f"{entry.at:%Y-%m-%d %H:%M:%S} {about}")
+
+
+def _words(title: str, fields: Mapping[str, Any]) -> str:
+    """A line with those fields that say something: `created q requested_partitions=4`. Zeros and empty values are left out."""
+    given = {name: value for name, value in fields.items() if value not in (None, "", 0, [], {}, "0s")}
+    values = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in given.values())
+    text = " ".join((title, *(f"{name}={value}" for name, value in zip(given, values, strict=True))))
+    return printable(text.encode("utf-8", "surrogatepass"), 1_000)
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
@@ -283,7 +288,7 @@ def _print_audit(session: Session, newest_first: Sequence[AuditEntry]) -> None:
 def events(session: Session, queue: str | None, types: tuple[str, ...], count: int | None) -> None:
     """Print the server's events as they happen. `reset` means that events were missed."""
     for number, event in enumerate(session.client.events(queue_name=queue, types=types or None), 1):
-        data = printable(json.dumps(event.data, ensure_ascii=False).encode("utf-8", "surrogatepass"), 1_000)
-        session.print(event, f"{event.type} {data}")
+        fields = event.data if isinstance(event.data, dict) else {"data": event.data}
+        session.print(event, f"{datetime.now().astimezone():%H:%M:%S} {_words(event.type, fields)}")
         if number == count:
             break

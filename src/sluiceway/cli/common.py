@@ -76,6 +76,8 @@ class Failure(click.ClickException):
         if self.as_json:
             names = ("code", "detail", "retryable", "field", "request_id")
             problem = {name: getattr(error, name, None) for name in names}
+            if hint := self._hint():
+                problem["hint"] = hint
             if ignored := [{"id": each.id, "reason": each.reason} for each in self.ignored]:
                 problem["ignored"] = ignored
             click.echo(json.dumps(problem | ({"done": self.done} if self.done else {})), err=True)
@@ -85,11 +87,14 @@ class Failure(click.ClickException):
             click.echo(self.done, err=True)
         for each in self.ignored:
             click.echo(f"ignored {each.id}: {each.reason.replace('_', ' ')}", err=True)
-        hint = _NEXT.get(error.code)
-        if error.code == "unavailable" and error.detail.startswith("cannot reach"):
-            hint = f"is a server running at {self.url}? Start one: sluiceway dev"
-        if hint:
+        if hint := self._hint():
             click.echo(f"hint: {hint}", err=True)
+
+    def _hint(self) -> str | None:
+        """What to do next."""
+        if self.error.code == "unavailable" and self.error.detail.startswith("cannot reach"):
+            return f"is a server running at {self.url}? Start one: sluiceway dev"
+        return _NEXT.get(self.error.code)
 
 
 def exit_code(error: SluicewayError) -> int:
@@ -126,6 +131,12 @@ def per_second(ctx: click.Context, param: click.Parameter, value: str | None) ->
     if value is not None and found is None:
         raise click.BadParameter(f"{value!r} is not a number of items per second such as 100/s", ctx, param)
     return int(found[1]) if found else None
+
+
+def from_root(name: str) -> object:
+    """The value of an option that was given before the command: `sluiceway --json queue list`. None if there is no such option."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.find_root().params.get(name)
 
 
 def json_option(command: Callable[..., T]) -> Callable[..., T]:
@@ -169,6 +180,7 @@ def printing(command: Callable[..., T]) -> Callable[..., T]:
     @json_option
     @functools.wraps(command)
     def run(as_json: bool, **options: object) -> T:
+        as_json = as_json or bool(from_root("as_json"))
         try:
             return command(Output(as_json), **options)
         except SluicewayError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ import click
 from sluiceway.cli.common import duration_option, print_json, print_table, printable, table
 from sluiceway.cli.line_producer import produce_lines
 from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument
+from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PARTITIONS
 
@@ -19,18 +21,57 @@ if TYPE_CHECKING:
     from sluiceway.client import LeasedItem
 
 
+def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    """Parses a time; without a zone it is the local one."""
+    try:
+        return None if value is None else datetime.fromisoformat(value).astimezone()
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a time such as 2026-01-31T08:00:00Z", ctx, param) from None
+
+
+def _headers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """Parses headers of the form NAME=VALUE."""
+    for value in values:
+        if "=" not in value:
+            raise click.BadParameter(f"{value!r} is not of the form NAME=VALUE", ctx, param)
+    return dict(value.split("=", 1) for value in values) or None
+
+
 @click.command()
 @queue_argument()
 @click.argument("items", nargs=-1, metavar="[ITEM...|-]")
 @click.option("--file", "file", type=click.Path(exists=True, dir_okay=False), help="Produce each line of this file as an item.")
 @click.option("--key", help="Idempotency key: repeating the command with the same key and lines within 24 hours stores nothing twice.")
+@duration_option("--after", help="Serve the items after this time.")
+@click.option("--at", "due", metavar="TIME", callback=_moment, help="Serve the items from this time on, such as 2026-01-31T08:00:00Z.")
+@click.option("--kind", help="Kind of the items.")
+@click.option("--encoding", help="Encoding of the payloads.")
+@click.option("--reference", help="Reference of the items, such as the id of an order.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=_headers, help="A header. May be repeated.")
+@click.option("--blank-lines", is_flag=True, help="Blank lines are items, too.")
 @connected
-def produce(session: Session, queue: str, items: tuple[str, ...], file: str | None, key: str | None) -> None:
+def produce(
+    session: Session,
+    queue: str,
+    items: tuple[str, ...],
+    file: str | None,
+    key: str | None,
+    after: str | None,
+    due: datetime | None,
+    blank_lines: bool,
+    **columns: Any,
+) -> None:
     """Produce items to QUEUE: the arguments, or each line of a file or of stdin (`-`).
 
-    Items are sent in calls of up to 1,000. A call stores all of its items durably, or none.
+    Items are sent in calls of up to 1,000. A call stores all of its items durably, or none. The options hold for all items.
     """
-    produce_lines(session, queue, items, file, key)
+    if after is not None:
+        if due is not None:
+            raise click.UsageError("--after and --at exclude each other")
+        if key is not None:
+            raise click.UsageError("--after is another time in each run; pass --at with --key")
+        due = datetime.now(UTC) + timedelta(milliseconds=parse_duration(after, "after"))
+    produce_lines(session, queue, items, file, key, columns | {"enqueue_at": due}, blank_lines)
 
 
 @click.command()
@@ -96,8 +137,21 @@ def _print_items(session: Session, items: Iterable[LeasedItem]) -> None:
         click.echo("No items", err=True)
         return
     longest = max(20, shutil.get_terminal_size().columns - 40) if sys.stdout.isatty() else 200
-    rows = [(item.id, item.attempts, printable(item.payload, longest)) for item in items]
-    print_table(table(("id", "attempt", "payload"), rows, right=("attempt",)))
+    columns, rows = ["id", "attempt", "payload"], [[item.id, item.attempts, printable(item.payload, longest)] for item in items]
+    for name, get in _OPTIONAL_COLUMNS.items():
+        if any(values := [get(item) for item in items]):
+            columns.append(name)
+            rows = [[*row, printable((value or "-").encode(), longest)] for row, value in zip(rows, values, strict=True)]
+    print_table(table(columns, rows, right=("attempt",)))
+
+
+_OPTIONAL_COLUMNS: dict[str, Callable[[LeasedItem], str | None]] = {
+    "kind": lambda item: item.kind,
+    "reference": lambda item: item.reference,
+    "died in": lambda item: (item.headers or {}).get("sluiceway-queue"),
+    "reason": lambda item: (item.headers or {}).get("sluiceway-reason"),
+}
+"""Columns that are shown if an item has a value."""
 
 
 def _json_item(item: LeasedItem) -> dict[str, Any]:

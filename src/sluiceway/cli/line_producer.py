@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Protocol, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import click
 
+from sluiceway.cli.common import counted
 from sluiceway.cli.session import Session
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
+
+if TYPE_CHECKING:
+    from sluiceway.client import Item
 
 READ_BYTES = 1 << 20
 CALL_BYTES = 8 << 20
@@ -24,48 +28,84 @@ class _Readable(Protocol):
         ...
 
 
-def produce_lines(session: Session, queue: str, items: tuple[str, ...], file: str | None, key: str | None) -> None:
-    """Produce the items, or the lines of the file or of stdin, and print the result."""
+def produce_lines(
+    session: Session,
+    queue: str,
+    items: tuple[str, ...],
+    file: str | None,
+    key: str | None,
+    columns: Mapping[str, Any],
+    blank_lines: bool,
+) -> None:
+    """Produce the items, or the lines of the file or of stdin, and print the result. `columns`: the other values that each item gets."""
+    producer = _Producer(session, queue, key, {name: value for name, value in columns.items() if value is not None})
     if items and file:
         raise click.UsageError("pass items or --file, not both")
     if file:
         with open(file, "rb") as stream:
-            _produce(session, queue, _calls(_lines(stream)), key)
+            producer.produce(_calls(producer.without_blanks(_lines(stream), blank_lines)))
     elif items and items != ("-",):
-        _produce(session, queue, _calls(os.fsencode(item) for item in items), key)
+        producer.produce(_calls(os.fsencode(item) for item in items))
     else:
         if not items and sys.stdin.isatty():
             raise click.UsageError("pass items, --file FILE, or - for lines on stdin")
         # With a key, every run must cut the calls at the same lines, however slowly they arrive.
-        _produce(session, queue, _calls(_lines(cast(_Readable, sys.stdin.buffer)), prompt=key is None), key)
+        lines = producer.without_blanks(_lines(cast(_Readable, sys.stdin.buffer)), blank_lines)
+        producer.produce(_calls(lines, prompt=key is None))
 
 
-def _produce(session: Session, queue: str, lots: Iterable[list[bytes]], key: str | None) -> None:
-    stored = repeated = calls = 0
-    try:
-        for lot in lots:
-            answer = session.client.produce(queue, lot, idempotency_key=f"{key}/{calls}" if key else None)
-            stored, calls = stored + answer.count, calls + 1
-            repeated += answer.count if answer.deduplicated else 0
-            if session.as_json:
-                session.print(answer, "")
-            elif session.progress and calls > 1:
-                click.echo(f"\r{stored:,} items", err=True, nl=False)
-    except SluicewayError as error:
-        repeat = "repeat the same command: nothing is stored twice" if key else "with --key the whole command could be repeated safely"
-        session.fail(error, stored, f"items were stored before this error; {repeat}")
-    if session.progress and calls > 1:
-        click.echo("\r\x1b[K", err=True, nl=False)
-    if session.as_json:
-        return
-    before = f" ({repeated:,} stored earlier)" if repeated else ""
-    if calls == 0:
-        click.echo("Nothing to store", err=True)
-    elif calls == 1:
-        ids = answer.first_id if stored == 1 else f"{answer.first_id} to {answer.ids[-1]}"
-        click.echo(f"Stored {stored:,} in partition {answer.partition}: {ids}{before}")
-    else:
-        click.echo(f"Stored {stored:,} in {calls:,} calls{before}")
+class _Producer:
+    """Sends batches, and tells what became of them."""
+
+    def __init__(self, session: Session, queue: str, key: str | None, columns: Mapping[str, Any]) -> None:
+        self._session, self._queue, self._key, self._columns = session, queue, key, columns
+        self._blank = 0
+
+    def without_blanks(self, lines: Iterable[bytes | None], keep: bool) -> Iterator[bytes | None]:
+        """The lines without blank ones, which are counted."""
+        for line in lines:
+            if line is not None and not keep and not line.strip():
+                self._blank += 1
+            else:
+                yield line
+
+    def produce(self, calls: Iterable[list[bytes]]) -> None:
+        session, key = self._session, self._key
+        stored = repeated = sent = 0
+        try:
+            for payloads in calls:
+                items = [self._item(payload) for payload in payloads]
+                answer = session.client.produce(self._queue, items, idempotency_key=f"{key}/{sent}" if key else None)
+                stored, sent = stored + answer.count, sent + 1
+                repeated += answer.count if answer.deduplicated else 0
+                if session.as_json:
+                    session.print(answer, "")
+                elif session.progress and sent > 1:
+                    click.echo(f"\r{stored:,} items", err=True, nl=False)
+        except SluicewayError as error:
+            repeat = "repeat the same command: nothing is stored twice" if key else "with --key the whole command could be repeated safely"
+            session.fail(error, stored, f"items were stored before this error; {repeat}")
+        if session.progress and sent > 1:
+            click.echo("\r\x1b[K", err=True, nl=False)
+        if self._blank:
+            click.echo(f"Skipped {counted(self._blank, 'blank line')} (--blank-lines stores them, too)", err=True)
+        if session.as_json:
+            return
+        before = f" ({repeated:,} stored earlier)" if repeated else ""
+        if sent == 0:
+            click.echo("Nothing to store", err=True)
+        elif sent == 1:
+            ids = answer.first_id if stored == 1 else f"{answer.first_id} to {answer.ids[-1]}"
+            click.echo(f"Stored {stored:,} in partition {answer.partition}: {ids}{before}")
+        else:
+            click.echo(f"Stored {stored:,} in {sent:,} calls{before}")
+
+    def _item(self, payload: bytes) -> bytes | Item:
+        if not self._columns:
+            return payload
+        from sluiceway.client import Item
+
+        return Item(payload, **self._columns)
 
 
 def _lines(stream: _Readable) -> Iterator[bytes | None]:

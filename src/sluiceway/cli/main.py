@@ -10,7 +10,8 @@ from typing import cast
 import click
 
 from sluiceway import __version__
-from sluiceway.cli.common import EXIT_INTERRUPTED, PROGRAM, Failure, exit_code
+from sluiceway.cli.common import DEFAULT_URL, EXIT_INTERRUPTED, PROGRAM, Failure, exit_code, json_option
+from sluiceway.cli.session import server_options
 from sluiceway.kernel.errors import SluicewayError
 
 _ROOMS = {
@@ -18,6 +19,7 @@ _ROOMS = {
     "doctor": "doctor",
     "config": "config",
     "queue": "queues",
+    "work": "work_command",
     **dict.fromkeys(("produce", "lease", "peek"), "items"),
     **dict.fromkeys(("complete", "retry", "release", "extend"), "item_outcomes"),
     **dict.fromkeys(("stats", "explain"), "stats"),
@@ -38,6 +40,28 @@ _ROOMS = {
 """The commands in the order of the help text, with their modules."""
 
 
+_FIELD_WORDS = {
+    **dict.fromkeys(("send", "publish", "enqueue", "push", "put", "add"), "sluiceway produce QUEUE"),
+    **dict.fromkeys(
+        ("consume", "receive", "subscribe", "poll", "get"), "sluiceway lease QUEUE, or a worker: sluiceway work MODULE:FUNCTION"
+    ),
+    **dict.fromkeys(("worker", "run", "listen"), "sluiceway work MODULE:FUNCTION"),
+    **dict.fromkeys(("ack", "acknowledge", "done", "commit"), "sluiceway complete QUEUE"),
+    **dict.fromkeys(("nack", "reject", "requeue"), "sluiceway retry QUEUE, or sluiceway release QUEUE without counting the attempt"),
+    **dict.fromkeys(("purge", "clear", "flush"), "sluiceway queue clear NAME"),
+    **dict.fromkeys(("status", "info", "health", "check"), "sluiceway top, sluiceway stats QUEUE, or sluiceway doctor"),
+    **dict.fromkeys(("create", "new", "declare"), "sluiceway queue create NAME"),
+    **dict.fromkeys(("ls", "list", "queues"), "sluiceway queue list"),
+    **dict.fromkeys(("delete", "rm", "remove"), "sluiceway queue delete NAME; for single items: sluiceway drop QUEUE ID"),
+    **dict.fromkeys(("start", "server", "up"), "sluiceway dev to try things, sluiceway serve --data DIR to stay"),
+    **dict.fromkeys(("dlq", "dead", "dead-letters"), "sluiceway peek DEAD_QUEUE, and sluiceway redrive DEAD_QUEUE"),
+    **dict.fromkeys(("ui", "dashboard", "web"), f"the dashboard is a page of the server: {DEFAULT_URL}/ui"),
+    "version": "sluiceway --version",
+    "help": "sluiceway --help",
+}
+"""What users of other queues call things, and what they are called here."""
+
+
 class Commands(click.Group):
     """Imports only the module of the command that is called."""
 
@@ -55,6 +79,8 @@ class Commands(click.Group):
         except click.UsageError:
             if ctx.resilient_parsing or not args[0][:1].isalpha():
                 raise
+            if args[0] in _FIELD_WORDS:
+                raise click.UsageError(f"No such command {args[0]!r}. Use {_FIELD_WORDS[args[0]]}.", ctx) from None
             # click suggests only loaded commands, and none is loaded here.
             near = get_close_matches(args[0], _ROOMS, 3, 0.5)
             hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -63,7 +89,9 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.version_option(__version__, prog_name=PROGRAM)
-def cli() -> None:
+@server_options
+@json_option
+def cli(**given: object) -> None:
     """A partitioned, lease-based work queue that feeds Spark.
 
     Start with `sluiceway dev`. `sluiceway demo` runs a complete Spark pipeline.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -11,6 +12,7 @@ import click
 from sluiceway.cli.common import all_items, duration_option, printable, table
 from sluiceway.cli.history import history
 from sluiceway.cli.session import Session, connected, queue_argument
+from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
     from sluiceway.client import QueueInfo, Settings, Verb
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from sluiceway.contract.queue_settings import Setting
 
 T = TypeVar("T")
+MAX_COUNTED = 50
+"""Maximum queues whose items `queue list` counts: each costs a call."""
 
 
 @click.group()
@@ -126,14 +130,28 @@ def update(session: Session, name: str, if_version: int | None, **typed: Any) ->
 def list_(session: Session) -> None:
     """List all queues by name."""
     infos = list(all_items(lambda pivot: session.client.list_queues(pivot=pivot)))
-    columns = ("queue", "partitions", "lease timeout", "max attempts", "dead queue", "paused")
+    numbers = ("partitions", "ready", "leased", "scheduled", "max attempts")
+    columns = ("queue", *numbers, "dead queue", "paused")
     rows = [
-        (i.queue_name, len(i.partitions), i.lease_timeout, i.max_attempts or "-", i.dead_queue or "-", " and ".join(i.paused) or "-")
-        for i in infos
+        (
+            *(i.queue_name, len(i.partitions)),
+            *_counts(session, i.queue_name if at < MAX_COUNTED else None),
+            *(i.max_attempts or "-", i.dead_queue or "-", " and ".join(i.paused) or "-"),
+        )
+        for at, i in enumerate([] if session.as_json else infos)
     ]
     # A key without read scopes also gets an empty list.
     none = "No queues that this key may read" if session.target.api_key else "No queues yet"
-    session.print_all(infos, table(columns, rows, right=("partitions", "max attempts")), f"{none}. Create one: sluiceway queue create NAME")
+    session.print_all(infos, table(columns, rows, right=numbers), f"{none}. Create one: sluiceway queue create NAME")
+
+
+def _counts(session: Session, name: str | None) -> tuple[int | str, int | str, int | str]:
+    """Ready, leased and scheduled items of a queue; dashes if its stats cannot be read."""
+    if name is not None:
+        with contextlib.suppress(SluicewayError):
+            parts = session.client.stats(name).partitions
+            return sum(part.ready for part in parts), sum(part.total_leased for part in parts), sum(part.scheduled for part in parts)
+    return "-", "-", "-"
 
 
 @queue.command()

@@ -8,13 +8,13 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import click
 
 import sluiceway.kernel.light_httpx  # noqa: F401
 from sluiceway.adapters.secrets import read_secret
-from sluiceway.cli.common import DEFAULT_URL, Failure, Output, duration_option, json_option
+from sluiceway.cli.common import DEFAULT_URL, Failure, Output, duration_option, from_root, json_option
 from sluiceway.cli.contexts import Contexts, contexts_file, read_contexts
 from sluiceway.kernel.errors import SluicewayError, invalid
 
@@ -46,6 +46,13 @@ class Flags:
     url: str | None = None
     context: str | None = None
     ca_file: str | None = None
+
+
+def flags(url: str | None, context: str | None, ca_file: str | None) -> Flags:
+    """The options of a command, or those given before it: `sluiceway --url URL queue list`."""
+    if url is None and context is None:
+        url, context = (cast("str | None", from_root(name)) for name in ("url", "context_name"))
+    return Flags(url, context, ca_file or cast("str | None", from_root("ca_file")))
 
 
 def choose(flags: Flags, environment: Mapping[str, str], contexts: Callable[[], Contexts]) -> Target:
@@ -171,7 +178,8 @@ def connected(command: Callable[..., T]) -> Callable[..., T]:
     @duration_option("--retry-for", default="0s", help="Retry safely repeatable calls for this long.")
     @functools.wraps(command)
     def run(url: str | None, context_name: str | None, ca_file: str | None, as_json: bool, retry_for: str, **options: object) -> T:
-        session = Session(Flags(url, context_name, ca_file), as_json, str(options.get("client_id") or "cli"), retry_for)
+        as_json = as_json or bool(from_root("as_json"))
+        session = Session(flags(url, context_name, ca_file), as_json, str(options.get("client_id") or "cli"), retry_for)
         try:
             with contextlib.closing(session):
                 return command(session, **options)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sluiceway.cli.common import Rows, print_json, printable, table, wide_console
-from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument
+from sluiceway.cli.common import Rows, all_items, print_json, printable, table, wide_console
+from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument, queue_names
 
 if TYPE_CHECKING:
     from sluiceway.client import PartitionStats, QueueStats
 
 WATCH_PAUSE = 1.0
+_COUNTS = ("ready", "total_leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
+_TITLES = ("ready", "leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
 
 
 @click.command()
@@ -44,11 +46,16 @@ def _moment(at: datetime | None) -> str | None:
 
 
 @click.command()
-@queue_argument()
+@click.argument("queue", required=False, shell_complete=queue_names)
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 @connected
-def stats(session: Session, queue: str, watch: bool) -> None:
-    """Count the items of QUEUE, by partition."""
+def stats(session: Session, queue: str | None, watch: bool) -> None:
+    """Count the items of QUEUE by partition, or those of every queue."""
+    if queue is None:
+        if watch:
+            raise click.UsageError("--watch needs a queue; `sluiceway top` watches all of them")
+        _print_all_stats(session)
+        return
     answer = session.client.stats(queue)
     if not watch:
         session.print(answer, _stats_table(answer))
@@ -68,16 +75,21 @@ def stats(session: Session, queue: str, watch: bool) -> None:
                 live.update(_stats_table(session.client.stats(queue)), refresh=True)
 
 
+def _print_all_stats(session: Session) -> None:
+    names = [info.queue_name for info in all_items(lambda pivot: session.client.list_queues(pivot=pivot))]
+    answers = [session.client.stats(name) for name in names]
+    rows = [(each.queue_name, *(sum(getattr(part, name) for part in each.partitions) for name in _COUNTS)) for each in answers]
+    session.print_all(answers, table(("queue", *_TITLES), rows, right=_TITLES), "No queues yet")
+
+
 def _stats_table(stats: QueueStats) -> Rows:
-    names = ("ready", "total_leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
-    titles = ("ready", "leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
     rows: list[tuple[object, ...]] = []
     for part in stats.partitions:
         state = "" if part.state == "available" else f" {part.state}"
         state += " degraded" if part.degraded else ""
-        rows.append((f"{part.partition}{state}", *(getattr(part, name) for name in names)))
-    rows.append(("all", *(sum(getattr(part, name) for part in stats.partitions) for name in names)))
-    return table(("part", *titles), rows, right=titles)
+        rows.append((f"{part.partition}{state}", *(getattr(part, name) for name in _COUNTS)))
+    rows.append(("all", *(sum(getattr(part, name) for part in stats.partitions) for name in _COUNTS)))
+    return table(("part", *_TITLES), rows, right=_TITLES)
 
 
 def state_of(part: PartitionStats) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_QUEUES = 50
 """Maximum queues per refresh: each costs a call."""
+ONCE_PAUSE = 1.0
+"""Seconds over which `--once` measures rates."""
 _CONSUMERS_SHOWN = 12
 """Maximum consumers at a terminal: Spark queries first, then those with the most items."""
 
@@ -166,6 +168,12 @@ class Looker:
         self._before: dict[str, QueueStats] = {}
         self._at = 0.0
 
+    def prepare(self) -> None:
+        """Read the counts that the rates of the next look refer to."""
+        names = self._queues or [info.queue_name for info in self._session.client.list_queues(limit=self._most).items]
+        self._before = {name: each for name in names if (each := self._stats(name)) is not None}
+        self._at = time.monotonic()
+
     def look(self) -> ServerSnapshot:
         """A snapshot, without queues that were deleted meanwhile. Raises as the calls do."""
         names, more = list(self._queues), False
@@ -214,13 +222,17 @@ def top(session: Session, queues: tuple[str, ...], once: bool, interval: str, mo
     fits = max(1, min(MAX_QUEUES, shutil.get_terminal_size().lines - 12))
     looker = Looker(session, queues, most or (MAX_QUEUES if session.as_json else fits))
     pause = parse_duration(interval, "interval") / 1_000
+    is_once = once or not (session.as_json or sys.stdout.isatty())
+    if is_once:
+        looker.prepare()
+        time.sleep(ONCE_PAUSE)
     if session.as_json:
         while True:
             print_json(asdict(looker.look()))
             if once:
                 return
             time.sleep(pause)
-    elif once or not sys.stdout.isatty():
+    elif is_once:
         from sluiceway.cli.common import wide_console
 
         wide_console().print(frame(looker.look(), session.target.url))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from sluiceway.client.answers import LeasedItem
 from sluiceway.client.item_calls import Retry
-from sluiceway.client.lease_manager import LeaseManager
+from sluiceway.client.lease_manager import DONE, LeaseManager, Outcome
 from sluiceway.client.protocol import Duration, duration_text, millis
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES
 
+SHUTDOWN_TIMEOUT = "25s"
+"""How long a stopped consumer lets handlers finish. Kubernetes kills a process after 30 s: the rest is released before that."""
 MIN_LEASE_TIMEOUT = 300
 """In milliseconds. A lease is extended once a third of it has passed, and the extension needs time."""
 
@@ -41,6 +47,19 @@ def put_back(item_id: str, error: BaseException) -> Retry:
     return Retry(item_id, reason=_short(type(error).__name__))
 
 
+def batch_outcomes(items: Sequence[LeasedItem], returned: object) -> dict[str, Outcome]:
+    """The outcomes of a batch whose handler returned normally: those that it named, and DONE for the others.
+
+    Raises TypeError if a mapping names an item that is not of the batch, or another outcome than `RetryItem` and `DeadItem`.
+    """
+    outcomes: dict[str, Outcome] = dict.fromkeys((item.id for item in items), DONE)
+    for item_id, verdict in returned.items() if isinstance(returned, Mapping) else ():
+        if item_id not in outcomes or not isinstance(verdict, RetryItem | DeadItem):
+            raise TypeError(f"a batch handler returns ids of its items with a RetryItem or DeadItem each, not {item_id!r}: {verdict!r}")
+        outcomes[item_id] = put_back(item_id, verdict)
+    return outcomes
+
+
 def _short(reason: str) -> str:
     return reason.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore")
 
@@ -51,6 +70,13 @@ def used_twice() -> SluicewayError:
 
 def not_in_a_block() -> SluicewayError:
     return invalid("consumer", "iterate over a consumer in a `with` (`async with`) block, so that it can release its items at the end")
+
+
+def shutdown_millis(shutdown_timeout: Duration) -> Millis:
+    found = millis(shutdown_timeout, "shutdown_timeout")
+    if not 0 <= found <= MAX_LEASE_TIMEOUT:
+        raise invalid("shutdown_timeout", f"expected 0s to {MAX_LEASE_TIMEOUT // 86_400_000}d")
+    return found
 
 
 def check_concurrency(concurrency: int) -> None:

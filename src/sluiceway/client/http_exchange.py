@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import ssl
 from dataclasses import replace
@@ -37,6 +38,9 @@ _PAGES = ("/ui", "/v1", "/docs", "/livez", "/readyz", "/metrics", "/openapi.json
 """Paths that users sometimes copy together with a server's address."""
 
 
+_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}/?")
+
+
 class Endpoint:
     """One server's address and the client's API key. It builds `httpx.Request`s itself, because `httpx.Client` would double a call's cost.
 
@@ -44,6 +48,8 @@ class Endpoint:
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
+        if _HOST_AND_PORT.fullmatch(url):
+            url = f"http://{url}"
         try:
             self.url = httpx.URL(url.rstrip("/"))
         except httpx.InvalidURL as error:

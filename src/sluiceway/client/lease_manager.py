@@ -49,13 +49,21 @@ class Lost(NamedTuple):
     ids: list[str]
 
 
-Effect = Ask | HangUp | Extend | Settle | Lost
+class Abandon(NamedTuple):
+    """End the handlers of these items, which took longer than a stopped consumer waits. The items are released."""
+
+    ids: list[str]
+
+
+Effect = Ask | HangUp | Extend | Settle | Lost | Abandon
 DONE, RELEASED = "done", "released"
 
 QUIET_TIME: Millis = 500
 """How long a waiting lease call is kept after items were put back, because it may receive them. An answer takes a few milliseconds."""
 HANG_UP_TIME: Millis = 100
 """Time for the server to notice that a lease call was cancelled, so that it assigns no items to it. It takes a few milliseconds."""
+_LATEST = 0.2
+"""Weight of the latest handler in `handler_time`."""
 
 Outcome = str | Retry
 """DONE, RELEASED, or how to put the item back."""
@@ -93,9 +101,10 @@ class _Line:
 class LeaseManager:
     """One consumer's items: waiting, being handled, or handled with an outcome that is not yet sent.
 
-    The consumer handles at most `concurrency` items at once, and about `prefetch` more wait. A lease is extended once a third of
-    `lease_timeout` has passed. An outcome waits up to `linger` for others, unless no other items are held. `stop` releases the waiting
-    items. Outcomes that cannot be sent within `patience` after that are dropped, and their leases run out.
+    The consumer handles at most `concurrency` items at once. About `prefetch` more wait, but no more than the handlers can finish within
+    one `lease_timeout`, by the time that they took so far: items that wait longer could be with another consumer. A lease is extended
+    once a third of `lease_timeout` has passed. An outcome waits up to `linger` for others, unless no other items are held. `stop` releases
+    the waiting items. Outcomes that cannot be sent within `patience` after that are dropped, and their leases run out.
     """
 
     concurrency: int
@@ -103,17 +112,23 @@ class LeaseManager:
     lease_timeout: Millis
     linger: Millis
     patience: Millis
+    handler_time: float | None = None
+    """Moving average of the time that an item is being handled, in milliseconds; None before the first one was."""
     error: CallError | None = None
     """The error that stopped the consumer, if one did."""
+    problem: str | None = None
+    """Why the last lease call failed; None if it did not."""
     stopping: bool = False
     lost: set[str] = field(default_factory=set)
-    """The items being handled whose leases ran out."""
+    """The items being handled that are no longer this consumer's: their leases ran out, or they were abandoned."""
+    _abandon_at: Millis | None = None
     _leases: dict[str, _Lease] = field(default_factory=dict)
     _lease_of: dict[str, str] = field(default_factory=dict)
     _waiting: deque[str] = field(default_factory=deque)
     _items: dict[str, LeasedItem] = field(default_factory=dict)
     """The waiting items by id."""
-    _running: set[str] = field(default_factory=set)
+    _running: dict[str, Millis] = field(default_factory=dict)
+    """The items being handled, and since when."""
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _sent: Settle | None = None
     _settle_at: Millis = 0
@@ -143,6 +158,8 @@ class LeaseManager:
         """Return the effects to carry out now. The result of every call has to be reported back."""
         effects: list[Effect] = []
         self._run_out(now)
+        if self._running and self._abandon_at is not None and self._abandon_at <= now:
+            effects.append(Abandon(self._abandon()))
         if self._newly_lost:
             effects.append(Lost(self._newly_lost))
             self._newly_lost = []
@@ -166,6 +183,8 @@ class LeaseManager:
     def wake_at(self) -> Millis | None:
         """When to call `decide` again if no event comes first; None: never."""
         times = [lease.lease_deadline for lease in self._leases.values()]
+        if self._running and self._abandon_at is not None:
+            times.append(self._abandon_at)
         hang_up_at = self._hang_up_at()
         if hang_up_at is not None:
             times.append(hang_up_at)
@@ -185,8 +204,16 @@ class LeaseManager:
         """How many items to lease. It is 0 until there is room for many, to keep the number of calls low."""
         if self.stopping or len(self._outcomes) > self.concurrency + self.prefetch:
             return 0
-        room = self.prefetch - self.waiting + max(0, self.concurrency - len(self._running))
-        return room if room > 0 and (not self._items or room * 2 >= self.concurrency + self.prefetch) else 0
+        prefetch = self._affordable_prefetch()
+        room = prefetch - self.waiting + max(0, self.concurrency - len(self._running))
+        return room if room > 0 and (not self._items or room * 2 >= self.concurrency + prefetch) else 0
+
+    def _affordable_prefetch(self) -> int:
+        """How many items may wait: `prefetch`, or what the handlers can finish within a lease beside what they are at."""
+        if self.handler_time is None:
+            return 0
+        finished = int(self.concurrency * self.lease_timeout / max(1.0, self.handler_time))
+        return min(self.prefetch, max(0, finished - self.concurrency))
 
     def _hang_up_at(self) -> Millis | None:
         """When to cancel the waiting lease call. Items that were put back may be in its answer, and a cancelled call would lose them."""
@@ -206,6 +233,7 @@ class LeaseManager:
     def leased(self, answer: Leased, now: Millis) -> None:
         """The lease call returned `answer`."""
         self._asking.succeeded()
+        self.problem = None
         for lease in answer.leases:
             self._leases[lease.lease_id] = _Lease(now + self.lease_timeout // 3, now + self.lease_timeout, set())
         for item in answer.items:
@@ -223,24 +251,27 @@ class LeaseManager:
     def ask_failed(self, error: CallError, now: Millis, roll: float) -> None:
         """The lease call failed. `roll` (0 to 1) jitters the pause before the next one."""
         self._asking.failed(error, now, roll)
+        self.problem = error.detail
         self._may_stop(error)
 
-    def take(self) -> LeasedItem | None:
+    def take(self, now: Millis) -> LeasedItem | None:
         """Return the next item and count it as being handled. None if no item waits or `concurrency` items are being handled."""
         if self.stopping or len(self._running) >= self.concurrency:
             return None
         while self._waiting:
             item = self._items.pop(self._waiting.popleft(), None)
             if item is not None:
-                self._running.add(item.id)
+                self._running[item.id] = now
                 return item
         return None
 
     def finish(self, item_id: str, outcome: Outcome, now: Millis) -> None:
-        """The item was handled. The outcome is dropped if the item's lease is lost or the item was finished before."""
-        if item_id not in self._running:
+        """The item was handled. The outcome is dropped if the item is lost or was finished before."""
+        since = self._running.pop(item_id, None)
+        if since is None:
             return
-        self._running.remove(item_id)
+        before = now - since if self.handler_time is None else self.handler_time
+        self.handler_time = before + _LATEST * (now - since - before)
         if item_id in self.lost:
             self.lost.remove(item_id)
             return
@@ -298,9 +329,14 @@ class LeaseManager:
         self._outcomes = again | self._outcomes
         return given_up
 
-    def stop(self) -> None:
-        """Take no more items. Waiting items are released. Items being handled continue and must be finished as usual."""
+    def stop(self, abandon_at: Millis | None = None) -> None:
+        """Take no more items. Waiting items are released. Items being handled continue and must be finished as usual.
+
+        Those that are still being handled at `abandon_at` (the earliest that was given, if any) are released, too.
+        """
         self.stopping = True
+        if abandon_at is not None:
+            self._abandon_at = abandon_at if self._abandon_at is None else min(abandon_at, self._abandon_at)
         self._release_waiting()
 
     # -- internals ------------------------------------------------------------------------------------------------------------
@@ -315,6 +351,14 @@ class LeaseManager:
         self._outcomes |= dict.fromkeys(self._items, RELEASED)
         self._items.clear()
         self._waiting.clear()
+
+    def _abandon(self) -> list[str]:
+        """Release what is being handled; return its ids."""
+        ids = list(self._running)
+        self._outcomes |= dict.fromkeys((item_id for item_id in ids if item_id not in self.lost), RELEASED)
+        self.lost.update(ids)
+        self._running.clear()
+        return ids
 
     def _settle(self) -> Settle:
         self._settling.busy = True
@@ -352,7 +396,7 @@ class LeaseManager:
         for item_id in ids:
             del self._lease_of[item_id]
             self._items.pop(item_id, None)
-        running = sorted(ids & self._running)
+        running = sorted(ids & self._running.keys())
         self.lost.update(running)
         self._newly_lost += running
 

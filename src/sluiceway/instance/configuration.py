@@ -22,6 +22,7 @@ from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
 from sluiceway.kernel.names import check_queue_name
+from sluiceway.kernel.plain_errors import plain_error
 from sluiceway.model.access import check_admin_key
 from sluiceway.model.backends import KINDS, BackendSettings, MemoryBackend, PostgresBackend, kind_of
 from sluiceway.model.configuration import SECTIONS, SQLITE_META, ClusterSettings, Configuration, parse_address
@@ -274,7 +275,7 @@ def _value(key: Key, name: str, given: _Given, environment: Mapping[str, str]) -
     except SluicewayError as error:
         raise SluicewayError(error.code, error.detail + where, name) from None
     except msgspec.ValidationError as error:
-        raise invalid(name, str(error).removesuffix(" - at `$`") + where) from None
+        raise invalid(name, plain_error(str(error).removesuffix(" - at `$`")) + where) from None
     if key.form == "path" and checked:
         return str(given.folder / checked)
     if key.hidden and checked:

@@ -42,6 +42,7 @@ class Health:
     def pages(self) -> list[Page]:
         return [
             Page("/livez", None, self._livez, "Liveness: whether the process is running", answer=shapes.Alive),
+            Page("/healthz", None, self._livez, "The same as /livez, under the name that many probes have", answer=shapes.Alive),
             Page(
                 "/readyz",
                 None,

@@ -15,6 +15,7 @@ from sluiceway.kernel.clock import Millis, check_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.kernel.plain_errors import plain_error
 from sluiceway.model.queue import QueueRecord
 
 T = TypeVar("T")
@@ -92,8 +93,8 @@ def _refusal(message: str) -> SluicewayError:
     member = _MEMBER.match(what)
     if member is None:
         if not path:
-            return SluicewayError("invalid_body", f"the body is not a JSON object with this call's fields: {what}")
-        return invalid(path[:_SHOWN], what)
+            return SluicewayError("invalid_body", f"the body is not a JSON object with this call's fields: {plain_error(what)}")
+        return invalid(path[:_SHOWN], plain_error(what))
     field = f"{path}.{member[1][:_SHOWN]}" if path else member[1][:_SHOWN]
     return invalid(field, "unknown field" if "unknown" in what[: member.start(1)] else "required")
 

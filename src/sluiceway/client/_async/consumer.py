@@ -7,25 +7,39 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sluiceway.client import item_calls
 from sluiceway.client._async.channel import AsyncChannel
 from sluiceway.client.answers import Ignored, Leased, LeasedItem
-from sluiceway.client.consumer_common import DeadItem, RetryItem, check_concurrency, not_in_a_block, put_back, used_twice
+from sluiceway.client.consumer_common import (
+    SHUTDOWN_TIMEOUT,
+    DeadItem,
+    RetryItem,
+    batch_outcomes,
+    check_concurrency,
+    not_in_a_block,
+    put_back,
+    shutdown_millis,
+    used_twice,
+)
 from sluiceway.client.errors import CallError
 from sluiceway.client.item_calls import Check, Retry
-from sluiceway.client.lease_manager import DONE, Ask, Effect, Extend, HangUp, LeaseManager, Lost, Outcome, Settle
-from sluiceway.client.protocol import Call
+from sluiceway.client.lease_manager import DONE, Abandon, Ask, Effect, Extend, HangUp, LeaseManager, Lost, Outcome, Settle
+from sluiceway.client.protocol import Call, Duration
+from sluiceway.client.stop_signals import StopSignals
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import invalid
 
 log = logging.getLogger("sluiceway.client")
 
 T = TypeVar("T")
 Handler = Callable[[LeasedItem], Awaitable[object]]
+BatchHandler = Callable[[list[LeasedItem]], Awaitable[object]]
 Attempt = Callable[[Call[Any]], Awaitable[Any]]
 
 POLL = timedelta(seconds=20)
@@ -47,8 +61,10 @@ class AsyncConsumer:
         self._client_id = client_id
         self._manager = manager
         self._cancel_lost = cancel_lost
-        self._handler: Handler | None = None
-        self._handling: dict[str, asyncio.Task[None]] = {}
+        self._handler: BatchHandler | None = None
+        self._handlers = self._batch_size = 1
+        self._shutdown_timeout: Millis | None = None
+        self._handling: dict[asyncio.Task[None], list[LeasedItem]] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._ask: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -59,34 +75,96 @@ class AsyncConsumer:
 
     # -- handler style ----------------------------------------------------------------------------------------------------
 
-    async def run(self, handler: Handler, *, concurrency: int = 8) -> None:
-        """Give each item to `handler`, up to `concurrency` items at once, until `stop`.
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 8,
+        shutdown_timeout: Duration = SHUTDOWN_TIMEOUT,
+        signals: bool = True,
+    ) -> None:
+        """Give each item to `handler`, up to `concurrency` items at once, until `stop`, SIGTERM or SIGINT.
 
         The item is completed when the handler returns. `RetryItem` puts it back, `DeadItem` sends it to the dead queue, and any other
-        exception puts it back as the queue's `retry_backoff` says, with the exception's type as the reason. If `run` is cancelled, it
-        cancels the handlers and puts their items back. Raises the error that stopped the consumer, if any.
+        exception puts it back as the queue's `retry_backoff` says, with the exception's type as the reason.
+
+        Once stopped, it takes no more items and lets handlers finish. Handlers that take longer than `shutdown_timeout`, and all of them if
+        `run` is cancelled or a second signal arrives, are cancelled, and their items released: the attempt does not count. SIGINT has its
+        usual effect after that. With `signals` false, or where the program has its own handler of SIGTERM, signals are left alone.
+
+        Raises the error that stopped the consumer, if any.
         """
+
+        async def handle(items: list[LeasedItem]) -> None:
+            await handler(items[0])
+
+        await self._run(handle, concurrency, 1, shutdown_timeout, signals)
+
+    async def run_batches(
+        self,
+        handler: BatchHandler,
+        *,
+        batch_size: int = 100,
+        concurrency: int = 1,
+        shutdown_timeout: Duration = SHUTDOWN_TIMEOUT,
+        signals: bool = True,
+    ) -> None:
+        """Give lists of up to `batch_size` items to `handler`, up to `concurrency` lists at once. Otherwise like `run`.
+
+        The items are completed when the handler returns. For items with another outcome it returns a mapping of their ids to a `RetryItem`
+        or a `DeadItem`. An exception puts all items of the list back.
+        """
+        if batch_size < 1:
+            raise invalid("batch_size", "expected at least 1")
+        await self._run(handler, concurrency, batch_size, shutdown_timeout, signals)
+
+    async def _run(self, handler: BatchHandler, concurrency: int, batch_size: int, shutdown_timeout: Duration, signals: bool) -> None:
         check_concurrency(concurrency)
-        self._handler, self._manager.concurrency = handler, concurrency
-        self._begin()
-        try:
-            await self._ended.wait()
-        except asyncio.CancelledError:
-            for task in self._handling.values():
-                task.cancel()
+        self._shutdown_timeout = shutdown_millis(shutdown_timeout)
+        self._handler, self._handlers, self._batch_size = handler, concurrency, batch_size
+        self._manager.concurrency = concurrency * batch_size
+        loop = asyncio.get_running_loop()
+        # Python runs signal handlers between any two instructions, also within `_pump`.
+        stop, end = (partial(loop.call_soon_threadsafe, each) for each in (self.stop, self.end))
+        with StopSignals(stop, end) if signals else contextlib.nullcontext():
+            self._begin()
+            try:
+                await self._ended.wait()
+            except asyncio.CancelledError:
+                self.end()
+                await self._finish()
+                raise
             await self._finish()
-            raise
-        await self._finish()
-        self._raise()
+            self._raise()
 
     def stop(self) -> None:
         """Take no more items, release those that were not begun, let handlers finish, and report their outcomes. For the event loop."""
-        self._manager.stop()
+        self._stop(self._shutdown_timeout)
+
+    def end(self) -> None:
+        """Stop without waiting for handlers: cancel them, and release their items. For the event loop."""
+        self._stop(0)
+
+    def _stop(self, within: Millis | None) -> None:
+        """`within`: how long handlers may take to finish; None: as long as they need."""
+        self._manager.stop(None if within is None else _now() + within)
         if self._begun:
             self._pump()
 
+    @property
+    def problem(self) -> str | None:
+        """Why it gets no items: the error of the last lease call, if that failed. It repeats the call."""
+        return self._manager.problem
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._manager.stopping
+
     def is_lost(self, item: LeasedItem) -> bool:
-        """Whether the item's lease ran out while it was being handled. Another consumer is given it, and its outcome is not reported."""
+        """Whether the item is no longer this consumer's: its lease ran out, or its handler took too long to stop.
+
+        Another consumer is given it, and its outcome is not reported.
+        """
         return item.id in self._manager.lost
 
     # -- loop style ---------------------------------------------------------------------------------------------------------
@@ -118,7 +196,7 @@ class AsyncConsumer:
         self._tell(item.id, put_back(item.id, DeadItem(reason)))
 
     async def _next(self) -> LeasedItem | None:
-        while (item := self._manager.take()) is None:
+        while (item := self._manager.take(_now())) is None:
             if self._manager.stopping or self._ended.is_set():
                 return None
             self._stirred.clear()
@@ -136,16 +214,19 @@ class AsyncConsumer:
 
     async def _finish(self) -> None:
         """Stop and wait until the outcomes are sent. If this is cancelled, the calls in flight are cancelled, too."""
-        self.stop()
+        if not self._manager.stopping:
+            self.stop()
         try:
             await self._ended.wait()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            for task in self._calls:
+            # Tasks of handlers are left only for abandoned items. One that ignores its cancellation is left behind.
+            rest = [*self._calls, *self._handling]
+            for task in rest:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*self._calls, return_exceptions=True)
+                await asyncio.wait(rest, timeout=1) if rest else None
 
     def _raise(self) -> None:
         """Raise the error that stopped the consumer, if any."""
@@ -161,10 +242,10 @@ class AsyncConsumer:
         """Carry out the effects that are due, and set a timer for the next ones."""
         if self._ended.is_set():
             return
-        if self._handler is not None:
-            while (item := self._manager.take()) is not None:
-                self._handling[item.id] = asyncio.create_task(self._handle(item, self._handler))
         now = _now()
+        if self._handler is not None:
+            while len(self._handling) < self._handlers and (items := self._take(now)):
+                self._handling[asyncio.create_task(self._handle(items, self._handler))] = items
         for effect in self._manager.decide(now):
             self._carry_out(effect)
         self._stirred.set()
@@ -178,6 +259,13 @@ class AsyncConsumer:
         if at is not None:
             self._timer = asyncio.get_running_loop().call_later(max(1, at - now) / 1000, self._pump)
 
+    def _take(self, now: Millis) -> list[LeasedItem]:
+        """The next items to handle together; empty if none waits."""
+        items: list[LeasedItem] = []
+        while len(items) < self._batch_size and (item := self._manager.take(now)) is not None:
+            items.append(item)
+        return items
+
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Ask):
             self._ask = self._spawn(self._lease(effect.batch_size))
@@ -190,6 +278,9 @@ class AsyncConsumer:
             self._spawn(self._settle(effect))
         elif isinstance(effect, Lost):
             self._lost(effect.ids)
+        elif isinstance(effect, Abandon):
+            log.warning("queue %s: %d items were released before their handlers were done", self._queue_name, len(effect.ids))
+            self._cancel_handlers()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -211,24 +302,31 @@ class AsyncConsumer:
     def _lost(self, ids: list[str]) -> None:
         for item_id in ids:
             log.warning("queue %s: the lease of item %s ran out while it was being handled", self._queue_name, item_id)
-            if self._cancel_lost and item_id in self._handling:
-                self._handling[item_id].cancel()
+        self._cancel_handlers()
 
-    async def _handle(self, item: LeasedItem, handler: Handler) -> None:
-        outcome: Outcome = DONE
+    def _cancel_handlers(self) -> None:
+        """Cancel the handlers that have none but lost items, if handlers can be cancelled."""
+        for task, items in self._handling.items() if self._cancel_lost else ():
+            if all(self.is_lost(item) for item in items):
+                task.cancel()
+
+    async def _handle(self, items: list[LeasedItem], handler: BatchHandler) -> None:
+        outcomes: Mapping[str, Outcome] = {}
         try:
-            await handler(item)
-        except (RetryItem, DeadItem) as verdict:
-            outcome = put_back(item.id, verdict)
+            outcomes = batch_outcomes(items, await handler(items))
         except BaseException as error:
-            outcome = put_back(item.id, error)
-            if not self.is_lost(item):
-                log.warning("queue %s: handling item %s failed", self._queue_name, item.id, exc_info=error)
+            outcomes = {item.id: put_back(item.id, error) for item in items}
+            if not isinstance(error, RetryItem | DeadItem) and not all(self.is_lost(item) for item in items):
+                log.warning("queue %s: handling %s failed", self._queue_name, _named(items), exc_info=error)
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
         finally:
-            del self._handling[item.id]
-            self._tell(item.id, outcome)
+            task = asyncio.current_task()
+            assert task is not None
+            del self._handling[task]
+            for item in items:
+                self._manager.finish(item.id, outcomes.get(item.id, DONE), _now())
+            self._pump()
 
     # -- calls ------------------------------------------------------------------------------------------------------------------
 
@@ -276,6 +374,10 @@ class AsyncConsumer:
 def open_consumer(channel: AsyncChannel, queue_name: str, client_id: str, manager: LeaseManager) -> AsyncConsumer:
     """Return a consumer whose calls go over `channel`."""
     return AsyncConsumer(channel.attempt, queue_name, client_id, manager)
+
+
+def _named(items: list[LeasedItem]) -> str:
+    return f"item {items[0].id}" if len(items) == 1 else f"{len(items)} items ({items[0].id}, …)"
 
 
 def _now() -> Millis:

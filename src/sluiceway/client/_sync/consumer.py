@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -18,8 +17,11 @@ from sluiceway.client._async.consumer import AsyncConsumer
 from sluiceway.client._sync.channel import Channel
 from sluiceway.client.answers import LeasedItem
 from sluiceway.client.connections import Connections
-from sluiceway.client.consumer_common import check_concurrency, not_in_a_block, used_twice
+from sluiceway.client.consumer_common import SHUTDOWN_TIMEOUT, check_concurrency, not_in_a_block, shutdown_millis, used_twice
+from sluiceway.client.handler_threads import HandlerThreads
 from sluiceway.client.lease_manager import LeaseManager
+from sluiceway.client.protocol import Duration
+from sluiceway.client.stop_signals import StopSignals
 from sluiceway.kernel.errors import invalid
 
 
@@ -41,27 +43,81 @@ class Consumer:
         self._consumer: AsyncConsumer | None = None
         self._stopped = self._used = False
 
-    def run(self, handler: Callable[[LeasedItem], object], *, concurrency: int = 8) -> None:
-        """Give each item to `handler`, in up to `concurrency` threads at once, until `stop`.
+    def run(
+        self,
+        handler: Callable[[LeasedItem], object],
+        *,
+        concurrency: int = 8,
+        shutdown_timeout: Duration = SHUTDOWN_TIMEOUT,
+        signals: bool = True,
+    ) -> None:
+        """Give each item to `handler`, in up to `concurrency` threads at once, until `stop`, SIGTERM or SIGINT.
 
         The item is completed when the handler returns. `RetryItem` puts it back, `DeadItem` sends it to the dead queue, and any other
-        exception puts it back as the queue's `retry_backoff` says, with the exception's type as the reason. Ctrl-C stops the consumer, too.
+        exception puts it back as the queue's `retry_backoff` says, with the exception's type as the reason.
+
+        Once stopped, it takes no more items and lets handlers finish. The items of handlers that take longer than `shutdown_timeout`, and
+        of all handlers after a second signal, are released: the attempt does not count. Their threads cannot be ended, but the process can
+        end without them. SIGINT raises KeyboardInterrupt after that. Signals are left alone with `signals` false, outside the
+        main thread, and where the program has its own handler of SIGTERM.
+
         Raises the error that stopped the consumer, if any.
         """
+
+        async def consume(consumer: AsyncConsumer, threads: HandlerThreads) -> None:
+            async def handle(item: LeasedItem) -> None:
+                await asyncio.wrap_future(threads.submit(handler, item))
+
+            await consumer.run(handle, concurrency=concurrency, shutdown_timeout=shutdown_timeout, signals=False)
+
+        self._run(consume, concurrency, shutdown_timeout, signals)
+
+    def run_batches(
+        self,
+        handler: Callable[[list[LeasedItem]], object],
+        *,
+        batch_size: int = 100,
+        concurrency: int = 1,
+        shutdown_timeout: Duration = SHUTDOWN_TIMEOUT,
+        signals: bool = True,
+    ) -> None:
+        """Give lists of up to `batch_size` items to `handler`, in up to `concurrency` threads at once. Otherwise like `run`.
+
+        The items are completed when the handler returns. For items with another outcome it returns a mapping of their ids to a `RetryItem`
+        or a `DeadItem`. An exception puts all items of the list back.
+        """
+
+        async def consume(consumer: AsyncConsumer, threads: HandlerThreads) -> None:
+            async def handle(items: list[LeasedItem]) -> object:
+                return await asyncio.wrap_future(threads.submit(handler, items))
+
+            await consumer.run_batches(
+                handle, batch_size=batch_size, concurrency=concurrency, shutdown_timeout=shutdown_timeout, signals=False
+            )
+
+        self._run(consume, concurrency, shutdown_timeout, signals)
+
+    def _run(
+        self,
+        consume: Callable[[AsyncConsumer, HandlerThreads], Coroutine[Any, Any, None]],
+        concurrency: int,
+        shutdown_timeout: Duration,
+        signals: bool,
+    ) -> None:
         check_concurrency(concurrency)
+        shutdown_millis(shutdown_timeout)
         self._use()
-        with _Background() as background, ThreadPoolExecutor(concurrency, thread_name_prefix="sluiceway-handler") as pool:
+        threads = HandlerThreads(concurrency)
 
-            async def main() -> None:
-                async def handle(item: LeasedItem) -> None:
-                    await asyncio.get_running_loop().run_in_executor(pool, handler, item)
+        async def main() -> None:
+            consumer, close = self._opened()
+            try:
+                await consume(consumer, threads)
+            finally:
+                threads.close()
+                await close()
 
-                consumer, close = self._opened()
-                try:
-                    await consumer.run(handle, concurrency=concurrency)
-                finally:
-                    await close()
-
+        with _Background() as background, StopSignals(self.stop, self.end) if signals else contextlib.nullcontext():
             running = asyncio.run_coroutine_threadsafe(main(), background.loop)
             try:
                 running.result()
@@ -73,13 +129,33 @@ class Consumer:
     def stop(self) -> None:
         """Take no more items, release those that were not begun, let handlers finish, and report their outcomes. For any thread."""
         self._stopped = True
+        self._call_soon(AsyncConsumer.stop)
+
+    def end(self) -> None:
+        """Stop without waiting for handlers, whose items are released: the attempt does not count. For any thread."""
+        self._stopped = True
+        self._call_soon(AsyncConsumer.end)
+
+    def _call_soon(self, use: Callable[[AsyncConsumer], None]) -> None:
         if self._loop is not None and self._consumer is not None:
             # A loop that is closed has nothing left to stop.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._consumer.stop)
+                self._loop.call_soon_threadsafe(use, self._consumer)
+
+    @property
+    def problem(self) -> str | None:
+        """Why it gets no items: the error of the last lease call, if that failed. It repeats the call."""
+        return None if self._consumer is None else self._consumer.problem
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopped or (self._consumer is not None and self._consumer.is_stopping)
 
     def is_lost(self, item: LeasedItem) -> bool:
-        """Whether the item's lease ran out while it was being handled. Another consumer is given it, and its outcome is not reported."""
+        """Whether the item is no longer this consumer's: its lease ran out, or its handler took too long to stop.
+
+        Another consumer is given it, and its outcome is not reported.
+        """
         return self._consumer is not None and self._consumer.is_lost(item)
 
     def __enter__(self) -> Self:

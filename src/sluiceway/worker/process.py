@@ -1,0 +1,76 @@
+"""One worker process: a handler and a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from sluiceway.client import AsyncClient, AsyncConsumer, Client, Consumer
+from sluiceway.worker.counts import Counts, Meter
+from sluiceway.worker.handlers import Handler, is_async
+from sluiceway.worker.worker_options import Options
+
+
+class WorkerProcess:
+    """Runs `handler` on the items of a queue, until SIGTERM, SIGINT or `stop`."""
+
+    def __init__(self, handler: Handler, options: Options) -> None:
+        self._handler, self._options = handler, options
+        self._meter = Meter()
+        self._consumer: AsyncConsumer | Consumer | None = None
+
+    def run(self) -> None:
+        """Block until it was stopped and the outcomes of its items are sent. Raises the error that stopped it, if any."""
+        if is_async(self._handler):
+            asyncio.run(self._run_async())
+        else:
+            self._run_sync()
+
+    def counts(self) -> Counts:
+        """What it did so far. For any thread."""
+        consumer = self._consumer
+        if consumer is not None:
+            self._meter.counts.problem = consumer.problem
+            self._meter.counts.stopping = consumer.is_stopping
+        return self._meter.counts
+
+    def running_counts(self) -> list[Counts]:
+        return [self.counts()]
+
+    def ended_counts(self) -> Counts:
+        """None: it is the only process."""
+        return Counts()
+
+    def _run_sync(self) -> None:
+        def measured(given: Any) -> Any:
+            with self._meter.handling(len(given) if isinstance(given, list) else 1):
+                return self._handler(given)
+
+        with Client(**self._client()) as client:
+            self._consumer = consumer = client.consumer(self._options.queue_name, **self._leasing())
+            run: Callable[..., Any] = consumer.run if self._options.batch_size is None else consumer.run_batches
+            run(wraps(self._handler)(measured), **self._running())
+
+    async def _run_async(self) -> None:
+        async def measured(given: Any) -> Any:
+            with self._meter.handling(len(given) if isinstance(given, list) else 1):
+                return await self._handler(given)
+
+        async with AsyncClient(**self._client()) as client:
+            self._consumer = consumer = client.consumer(self._options.queue_name, **self._leasing())
+            run: Callable[..., Any] = consumer.run if self._options.batch_size is None else consumer.run_batches
+            await run(measured, **self._running())
+
+    def _client(self) -> dict[str, Any]:
+        options = self._options
+        names = {} if options.client_id is None else {"client_id": options.client_id}
+        return {"url": options.url, "api_key": options.api_key, "ca_file": options.ca_file, **names}
+
+    def _leasing(self) -> dict[str, Any]:
+        return {"prefetch": self._options.prefetch, "lease_timeout": self._options.lease_timeout}
+
+    def _running(self) -> dict[str, Any]:
+        batch = {} if self._options.batch_size is None else {"batch_size": self._options.batch_size}
+        return {"concurrency": self._options.concurrency, "shutdown_timeout": self._options.shutdown_timeout, **batch}
