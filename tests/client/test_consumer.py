@@ -129,6 +129,27 @@ def test_an_item_ends_as_its_handler_says(face: Face, served: testing.TestServer
     assert (dead.payload, (dead.headers or {})["sluiceway-reason"]) == (b"dead", "it is no good")
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({}, "ValueError: no such customer: 17"), ({"error_messages": False}, "ValueError")],
+    ids=["with messages", "types alone"],
+)
+def test_a_dead_item_says_which_error_its_handler_raised(
+    face: Face, served: testing.TestServer, queue: str, options: dict[str, Any], reason: str
+) -> None:
+    served.client.update_queue(queue, max_attempts=1)
+    served.client.produce(queue, ["x"])
+    consumer = face(served.url, queue, **options)
+
+    def handle(item: LeasedItem) -> None:
+        consumer.stop()
+        raise ValueError("no such\n  customer: 17")
+
+    consumer.run(handle)
+    (dead,) = served.client.lease(f"{queue}.dead", request_timeout="1m")
+    assert (dead.headers or {})["sluiceway-reason"] == f"max_attempts 1 reached: {reason}"
+
+
 def test_many_items_need_few_calls(served: testing.TestServer, queue: str) -> None:
     calls = Counter[str]()
 

@@ -297,8 +297,16 @@ def test_only_outcomes_that_were_not_taken_are_reported() -> None:
 # -- what a handler says --------------------------------------------------------------------------------------------------
 
 
-def test_an_exception_says_what_becomes_of_the_item_and_never_its_payload() -> None:
-    assert consumer_common.put_back("a.0.1", ValueError("the payload")) == Retry("a.0.1", reason="ValueError")
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_exception_says_what_becomes_of_the_item_and_why() -> None:
+    assert consumer_common.put_back("a.0.1", ValueError("no\nsuch order")) == Retry("a.0.1", reason="ValueError: no such order")
+    assert consumer_common.put_back("a.0.1", ValueError("the payload"), False) == Retry("a.0.1", reason="ValueError")
+    assert consumer_common.put_back("a.0.1", ValueError()) == Retry("a.0.1", reason="ValueError")
+    assert consumer_common.put_back("a.0.1", Mute()) == Retry("a.0.1", reason="Mute"), "an error without a text of its own"
     assert consumer_common.put_back("a.0.1", RetryItem("5m", "later")) == Retry("a.0.1", retry_after="5m", reason="later")
     assert consumer_common.put_back("a.0.1", RetryItem()) == Retry("a.0.1")
     assert consumer_common.put_back("a.0.1", DeadItem("x" * 5_000)) == Retry("a.0.1", dead=True, reason="x" * 2_048)

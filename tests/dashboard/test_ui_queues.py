@@ -273,17 +273,18 @@ def test_payloads_are_cut_and_what_cannot_be_seen_is_spelt_out() -> None:
 def test_the_dead_of_a_queue_are_told_by_their_reasons(server: Running) -> None:
     dead = server.queue()
     name = server.queue(dead_queue=dead)
-    server.produce(name, *"abc")
+    server.produce(name, *"abcdef")
     ids = [item["id"] for item in server.lease(name)["items"]]
-    reasons = [EVIL, "too late", "too late"]
+    # Of an exception, whose message differs, the type.
+    reasons = [EVIL, "too late", "too late", *(f"max_attempts 3 reached: ValueError: no order {number}" for number in range(3))]
     server.ask(
         "queue.retry", queue_name=name, items=[{"id": each, "dead": True, "reason": why} for each, why in zip(ids, reasons, strict=True)]
     )
-    eventually(lambda: server.totals(dead)["ready"] == 3)
+    eventually(lambda: server.totals(dead)["ready"] == 6)
     for each in (name, dead):
         text = page(server, f"/{each}/dead")
         found = [row[:3] for row in rows(text.replace("<table>", '<table id="reasons">'), "reasons")]
-        assert found == [["too late", name, "2"], [EVIL, name, "1"]]
+        assert found == [["max_attempts 3 reached: ValueError", name, "3"], ["too late", name, "2"], [EVIL, name, "1"]]
         assert f"/ui/queues/{dead}/redrive?reason=too+late&amp;source={name}" in text
     assert "Dead queue of" in page(server, f"/{dead}/dead")
     assert "--dead-queue" in page(server, f"/{server.queue()}/dead")

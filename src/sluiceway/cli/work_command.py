@@ -23,6 +23,7 @@ from sluiceway.kernel.errors import SluicewayError
 @click.option("--prefetch", type=click.IntRange(0), default=100, show_default=True, help="Items that may wait in each process.")
 @duration_option("--lease-timeout", default="1m", help="Lease of an item, renewed while its handler runs.")
 @duration_option("--shutdown-timeout", default="25s", help="Time for handlers to finish after SIGTERM or Ctrl-C.")
+@click.option("--error-messages/--no-error-messages", default=True, help="Record the message of an exception, not only its type.")
 @click.option("--listen", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics here.")
 @click.option("--reload", is_flag=True, help="Start again when a Python file below this folder changes.")
 @click.option("--client-id", help="Name of this worker in leases. [default: host name and process id]")

@@ -37,14 +37,24 @@ class DeadItem(Exception):
         self.reason = reason
 
 
-def put_back(item_id: str, error: BaseException) -> Retry:
-    """The outcome for a handler's exception. Unknown exceptions are recorded by type only, because their text may contain the payload."""
+def put_back(item_id: str, error: BaseException, error_messages: bool = True) -> Retry:
+    """The outcome for a handler's exception. Other exceptions than ours are recorded by type and message, or by type alone."""
     if isinstance(error, DeadItem):
         return Retry(item_id, dead=True, reason=_short(error.reason))
     if isinstance(error, RetryItem):
         reason = None if error.reason is None else _short(error.reason)
         return Retry(item_id, retry_after=duration_text(error.after), reason=reason)
-    return Retry(item_id, reason=_short(type(error).__name__))
+    return Retry(item_id, reason=_short(_describe(error) if error_messages else type(error).__name__))
+
+
+def _describe(error: BaseException) -> str:
+    """`ValueError: no such customer`, on one line."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:
+        message = ""
+    name = type(error).__name__
+    return f"{name}: {message}" if message else name
 
 
 def batch_outcomes(items: Sequence[LeasedItem], returned: object) -> dict[str, Outcome]:

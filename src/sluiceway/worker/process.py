@@ -69,7 +69,8 @@ class WorkerProcess:
         return {"url": options.url, "api_key": options.api_key, "ca_file": options.ca_file, **names}
 
     def _leasing(self) -> dict[str, Any]:
-        return {"prefetch": self._options.prefetch, "lease_timeout": self._options.lease_timeout}
+        options = self._options
+        return {"prefetch": options.prefetch, "lease_timeout": options.lease_timeout, "error_messages": options.error_messages}
 
     def _running(self) -> dict[str, Any]:
         batch = {} if self._options.batch_size is None else {"batch_size": self._options.batch_size}

@@ -22,6 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: int = 100
     lease_timeout: str = "1m"
     shutdown_timeout: str = SHUTDOWN_TIMEOUT
+    error_messages: bool = True
     listen: tuple[str, int] | None = None
     reload: bool = False
     url: str = DEFAULT_URL

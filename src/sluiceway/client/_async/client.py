@@ -448,12 +448,14 @@ class AsyncClient:
         lease_timeout: Duration = "1m",
         linger: Duration = "20ms",
         retry_for: Duration | None = None,
+        error_messages: bool = True,
     ) -> AsyncConsumer:
         """Return a consumer, which leases items, keeps their leases alive, and settles them.
 
         `run` a handler, or enter it as a context manager and iterate over it. Up to `prefetch` items wait beside those being handled.
         Leases last `lease_timeout`, and are extended while their items are held. An outcome waits up to `linger` for others. When the
-        consumer stops, it repeats unsent outcomes for `retry_for` (the client's). Raises `invalid_request` for an option out of bounds.
+        consumer stops, it repeats unsent outcomes for `retry_for` (the client's). With `error_messages` false, only the type of a handler's
+        exception is recorded as the reason: the message may contain data of the item. Raises `invalid_request` for an option out of bounds.
         """
         # Imported here because a consumer needs asyncio, and importing that adds half to the start-up time of the command line.
         from sluiceway.client._async.consumer import open_consumer
@@ -461,7 +463,7 @@ class AsyncClient:
         manager = consumer_common.new_lease_manager(
             prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._channel.retry_for)
         )
-        return open_consumer(self._channel, queue_name, self.client_id, manager)
+        return open_consumer(self._channel, queue_name, self.client_id, manager, error_messages)
 
     # -- partitions and rebalances -------------------------------------------------------------------------------------
 

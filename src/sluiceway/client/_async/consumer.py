@@ -55,12 +55,22 @@ class AsyncConsumer:
     lease of its item is lost, but not with `cancel_lost` false.
     """
 
-    def __init__(self, attempt: Attempt, queue_name: str, client_id: str, manager: LeaseManager, *, cancel_lost: bool = True) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        queue_name: str,
+        client_id: str,
+        manager: LeaseManager,
+        *,
+        cancel_lost: bool = True,
+        error_messages: bool = True,
+    ) -> None:
         self._attempt = attempt
         self._queue_name = queue_name
         self._client_id = client_id
         self._manager = manager
         self._cancel_lost = cancel_lost
+        self._error_messages = error_messages
         self._handler: BatchHandler | None = None
         self._handlers = self._batch_size = 1
         self._shutdown_timeout: Millis | None = None
@@ -86,7 +96,7 @@ class AsyncConsumer:
         """Give each item to `handler`, up to `concurrency` items at once, until `stop`, SIGTERM or SIGINT.
 
         The item is completed when the handler returns. `RetryItem` puts it back, `DeadItem` sends it to the dead queue, and any other
-        exception puts it back as the queue's `retry_backoff` says, with the exception's type as the reason.
+        exception puts it back as the queue's `retry_backoff` says, with the exception's type and message as the reason.
 
         Once stopped, it takes no more items and lets handlers finish. Handlers that take longer than `shutdown_timeout`, and all of them if
         `run` is cancelled or a second signal arrives, are cancelled, and their items released: the attempt does not count. SIGINT has its
@@ -175,7 +185,8 @@ class AsyncConsumer:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for item_id in self._manager.running:
-            self._tell(item_id, Retry(item_id, reason="left unfinished") if error is None else put_back(item_id, error))
+            left = Retry(item_id, reason="left unfinished")
+            self._tell(item_id, left if error is None else put_back(item_id, error, self._error_messages))
         await self._finish()
         if error is None:
             self._raise()
@@ -315,7 +326,7 @@ class AsyncConsumer:
         try:
             outcomes = batch_outcomes(items, await handler(items))
         except BaseException as error:
-            outcomes = {item.id: put_back(item.id, error) for item in items}
+            outcomes = {item.id: put_back(item.id, error, self._error_messages) for item in items}
             if not isinstance(error, RetryItem | DeadItem) and not all(self.is_lost(item) for item in items):
                 log.warning("queue %s: handling %s failed", self._queue_name, _named(items), exc_info=error)
             if not isinstance(error, Exception | asyncio.CancelledError):
@@ -371,9 +382,11 @@ class AsyncConsumer:
             log.warning("queue %s: the outcome of item %s was refused: %s", name, each.id, each.reason)
 
 
-def open_consumer(channel: AsyncChannel, queue_name: str, client_id: str, manager: LeaseManager) -> AsyncConsumer:
+def open_consumer(
+    channel: AsyncChannel, queue_name: str, client_id: str, manager: LeaseManager, error_messages: bool = True
+) -> AsyncConsumer:
     """Return a consumer whose calls go over `channel`."""
-    return AsyncConsumer(channel.attempt, queue_name, client_id, manager)
+    return AsyncConsumer(channel.attempt, queue_name, client_id, manager, error_messages=error_messages)
 
 
 def _named(items: list[LeasedItem]) -> str:

@@ -54,7 +54,7 @@ class Consumer:
         """Give each item to `handler`, in up to `concurrency` threads at once, until `stop`, SIGTERM or SIGINT.
 
         The item is completed when the handler returns. `RetryItem` puts it back, `DeadItem` sends it to the dead queue, and any other
-        exception puts it back as the queue's `retry_backoff` says, with the exception's type as the reason.
+        exception puts it back as the queue's `retry_backoff` says, with the exception's type and message as the reason.
 
         Once stopped, it takes no more items and lets handlers finish. The items of handlers that take longer than `shutdown_timeout`, and
         of all handlers after a second signal, are released: the attempt does not count. Their threads cannot be ended, but the process can
@@ -220,7 +220,7 @@ class Consumer:
             await self._close()
 
 
-def open_consumer(channel: Channel, queue_name: str, client_id: str, manager: LeaseManager) -> Consumer:
+def open_consumer(channel: Channel, queue_name: str, client_id: str, manager: LeaseManager, error_messages: bool = True) -> Consumer:
     """Return a consumer that calls the server of `channel`, over an asyncio channel of its own while it runs.
 
     That consumer raises `invalid_request` when it starts, if the channel's transport is a user's that does not also serve asyncio.
@@ -228,7 +228,7 @@ def open_consumer(channel: Channel, queue_name: str, client_id: str, manager: Le
 
     def opened() -> tuple[AsyncConsumer, Callable[[], Any]]:
         own = _async_channel(channel)
-        return AsyncConsumer(own.attempt, queue_name, client_id, manager, cancel_lost=False), own.close
+        return AsyncConsumer(own.attempt, queue_name, client_id, manager, cancel_lost=False, error_messages=error_messages), own.close
 
     return Consumer(opened)
 

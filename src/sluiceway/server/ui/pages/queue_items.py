@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from typing import Any, Final
 
@@ -125,6 +126,15 @@ async def _dead(visit: Visit) -> Facts:
         return {**facts, "problem": error}
 
 
+_EXCEPTION = re.compile(r"((?:max_attempts \d+ reached: )?[A-Za-z_][\w.]*): ")
+
+
+def _reason_of_group(reason: str) -> str:
+    """What items that died alike have in common: the type of an exception, whose message differs from item to item; else the reason."""
+    found = _EXCEPTION.match(reason)
+    return found[1] if found else reason
+
+
 async def _reasons(visit: Visit, dead_queue: str, stats: Facts) -> Facts:
     """Reasons of the oldest items of some partitions, most frequent first."""
     partitions = [part for each in stats["logical_queues"] for part in each["partitions"]]
@@ -135,7 +145,7 @@ async def _reasons(visit: Visit, dead_queue: str, stats: Facts) -> Facts:
         page = await visit.api.call("storage/items.list", queue_name=dead_queue, partition=number, limit=_SAMPLE)
         for item in page["items"]:
             headers = item["headers"] or {}
-            found[headers.get("sluiceway-reason", ""), headers.get("sluiceway-queue", "")] += 1
+            found[_reason_of_group(headers.get("sluiceway-reason", "")), headers.get("sluiceway-queue", "")] += 1
     reasons = [
         {"reason": reason, "shown": visible(reason), "source": source, "count": count} for (reason, source), count in found.most_common()
     ]
