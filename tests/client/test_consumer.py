@@ -20,6 +20,7 @@ import pytest
 
 from sluiceway import testing
 from sluiceway.client import AsyncClient, AsyncConsumer, CallError, Client, DeadItem, LeasedItem, RetryItem, SluicewayError
+from sluiceway.client.arrow import LeasedTable
 from tests.server.server_process import PATIENCE, ServerProcess
 from tests.server.server_running import eventually
 
@@ -43,6 +44,10 @@ class SyncFace:
     def run_batches(self, handler: Callable[[list[LeasedItem]], object], **options: Any) -> None:
         with self._client:
             self._consumer.run_batches(handler, **options)
+
+    def run_tables(self, handler: Callable[[LeasedTable], object], **options: Any) -> None:
+        with self._client:
+            self._consumer.run_tables(handler, **options)
 
 
 class AsyncFace:
@@ -70,6 +75,12 @@ class AsyncFace:
         async with AsyncClient(url) as client:
             self._consumer = client.consumer(queue_name, **options)
             await run(self._consumer)
+
+    def run_tables(self, handler: Callable[[LeasedTable], object], **options: Any) -> None:
+        async def work(leased: LeasedTable) -> object:
+            return await asyncio.to_thread(handler, leased)
+
+        asyncio.run(self._main(lambda consumer: consumer.run_tables(work, **options)))
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._consumer.stop)
@@ -285,6 +296,77 @@ def test_a_batch_with_outcomes_that_mean_nothing_is_put_back(
     consumer.run_batches(handle, batch_size=2)
     assert [total(served.client, queue, name) for name in ("completed", "retried", "ready")] == [0, 2, 2]
     assert "a batch handler returns ids of its items with a RetryItem or DeadItem each" in caplog.text
+
+
+def test_a_table_ends_as_its_handler_says_of_each_item(face: Face, served: testing.TestServer, queue: str) -> None:
+    served.client.produce(queue, [str(number) for number in range(1_000)])
+    served.client.produce(queue, [str(number) for number in range(1_000)])
+    consumer, sizes = face(served.url, queue), list[int]()
+
+    def handle(leased: LeasedTable) -> object:
+        sizes.append(len(leased))
+        ids = leased.ids().to_pylist()
+        if len(sizes) == 1:
+            raise ValueError("all of them again")
+        if len(sizes) == 2:
+            return {ids[0]: DeadItem("it is no good"), ids[1]: RetryItem(after="1h", reason="later")}
+        consumer.stop()
+        return None
+
+    consumer.run_tables(handle, batch_size=2_000)
+    assert len(sizes) == 3
+    names = ("completed", "dead", "scheduled", "total_leased", "ready", "expired")
+    counts = [total(served.client, queue, name) for name in names]
+    assert counts == [sum(sizes[1:]) - 2, 1, 1, 0, 2_000 - sum(sizes[1:]), 0]
+    (dead,) = served.client.lease(f"{queue}.dead", request_timeout="1m")
+    assert (dead.headers or {})["sluiceway-reason"] == "it is no good"
+
+
+def test_leases_of_a_table_are_kept_for_as_long_as_it_is_handled(face: Face, served: testing.TestServer, queue: str) -> None:
+    served.client.produce(queue, ["x"] * 20)
+    held, let_go = Future[LeasedTable](), threading.Event()
+    consumer = face(served.url, queue, lease_timeout="6s")
+
+    def handle(leased: LeasedTable) -> None:
+        held.set_result(leased)
+        assert let_go.wait(PATIENCE)
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.run_tables, handle, batch_size=20)
+        leased = held.result(PATIENCE)
+        first, (one, *_) = leased.lease_deadline, leased.ids().to_pylist()
+        assert first is not None
+        eventually(lambda: (served.client.explain(queue, one).lease_deadline or first) > first)
+        served.clock.advance("5s")
+        consumer.stop()
+        let_go.set()
+        running.result(PATIENCE)
+    assert [total(served.client, queue, name) for name in ("completed", "expired")] == [len(leased), 0]
+
+
+def test_a_table_whose_handler_outlasts_a_stop_is_released(face: Face, served: testing.TestServer, queue: str) -> None:
+    served.client.produce(queue, ["x"] * 20)
+    began, let_go = threading.Event(), threading.Event()
+    consumer = face(served.url, queue)
+
+    def handle(leased: LeasedTable) -> None:
+        began.set()
+        assert let_go.wait(PATIENCE)
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.run_tables, handle, batch_size=20, shutdown_timeout="100ms")
+        assert began.wait(PATIENCE)
+        consumer.stop()
+        names = ("completed", "ready", "total_leased", "retried", "expired")
+        eventually(lambda: [total(served.client, queue, name) for name in names] == [0, 20, 0, 0, 0])
+        let_go.set()
+        running.result(PATIENCE)
+
+
+def test_tables_of_a_queue_that_is_gone_stop_the_consumer(face: Face, served: testing.TestServer) -> None:
+    with pytest.raises(CallError) as stopped:
+        face(served.url, "absent").run_tables(print)
+    assert stopped.value.code == "queue_not_found"
 
 
 def test_a_stop_while_nothing_is_there_is_quick_and_takes_nothing(face: Face, served: testing.TestServer, queue: str) -> None:

@@ -64,11 +64,12 @@ WAYS = [
     ("slow", []),
     ("slow_async", []),
     ("batch", ["--batch-size", "10"]),
+    ("table", ["--tables", "--batch-size", "10", "--concurrency", "2"]),
     ("slow", ["--processes", "2"]),
 ]
 
 
-@pytest.mark.parametrize(("handler", "options"), WAYS, ids=["sync", "async", "batch", "processes"])
+@pytest.mark.parametrize(("handler", "options"), WAYS, ids=["sync", "async", "batch", "tables", "processes"])
 def test_a_stop_under_load_leaves_no_lease_and_nothing_half_done(
     start: Callable[..., Worker], served: testing.TestServer, handler: str, options: list[str]
 ) -> None:
@@ -149,7 +150,7 @@ def test_a_worker_that_cannot_work_says_why(start: Callable[..., Worker], option
     assert "there is no queue 'absent' (queue_not_found)" in absent.log
     unknown = start("nothing", *options)
     assert unknown.wait() == 3
-    assert "handlers has no 'nothing'; its functions: batch, dies, note, slow, slow_async, stuck" in unknown.log
+    assert "handlers has no 'nothing'; its functions: batch, dies, note, slow, slow_async, stuck, table" in unknown.log
 
 
 def test_health_and_metrics(start: Callable[..., Worker], served: testing.TestServer) -> None:

@@ -38,6 +38,18 @@ def batch(items):
     for item in items:
         note("done", item)
 
+class Row:
+    def __init__(self, payload, attempts):
+        self.payload, self.attempts = payload, attempts
+
+def table(leased):
+    rows = [Row(*row) for row in zip(leased.table["payload"].to_pylist(), leased.table["attempts"].to_pylist())]
+    for row in rows:
+        note("begun", row)
+    time.sleep(0.02)
+    for row in rows:
+        note("done", row)
+
 def stuck(item):
     note("begun", item)
     time.sleep(600)

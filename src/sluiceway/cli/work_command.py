@@ -20,6 +20,7 @@ from sluiceway.kernel.errors import SluicewayError
 @click.option("--concurrency", "-c", type=click.IntRange(1), default=8, show_default=True, help="Handlers at once in each process.")
 @click.option("--processes", "-p", type=click.IntRange(1), default=1, show_default=True, help="Processes, each with its own handlers.")
 @click.option("--batch-size", type=click.IntRange(1), help="Call the function with lists of up to this many items.")
+@click.option("--tables", is_flag=True, help="Call the function with Arrow tables of up to --batch-size items (10,000).")
 @click.option("--prefetch", type=click.IntRange(0), default=100, show_default=True, help="Items that may wait in each process.")
 @duration_option("--lease-timeout", default="1m", help="Lease of an item, renewed while its handler runs.")
 @duration_option("--shutdown-timeout", default="25s", help="Time for handlers to finish after SIGTERM or Ctrl-C.")

@@ -94,6 +94,11 @@ def check_concurrency(concurrency: int) -> None:
         raise invalid("concurrency", "expected at least 1")
 
 
+def check_batch_size(batch_size: int) -> None:
+    if not 1 <= batch_size <= MAX_ITEMS_ARROW:
+        raise invalid("batch_size", f"expected 1 to {MAX_ITEMS_ARROW}")
+
+
 def new_lease_manager(prefetch: int, lease_timeout: Duration, linger: Duration, patience: float) -> LeaseManager:
     """Raises `invalid_request`, which names the option."""
     if not 0 <= prefetch <= MAX_ITEMS_ARROW:

@@ -313,7 +313,7 @@ class LeaseManager:
         assert sent is not None
         ids = [*sent.done, *(each.id for each in sent.retries), *sent.released]
         too_late = self.stopping and now - self._settling.failing_since >= self.patience
-        if too_late or _is_final(error):
+        if too_late or is_final(error):
             self._forget_sent()
             given_up = [*ids, *self._outcomes]
             for item_id in self._outcomes:
@@ -342,7 +342,7 @@ class LeaseManager:
     # -- internals ------------------------------------------------------------------------------------------------------------
 
     def _may_stop(self, error: CallError) -> None:
-        if _is_final(error) and self.error is None:
+        if is_final(error) and self.error is None:
             self.error = error
         if self.error is not None:
             self.stop()
@@ -401,6 +401,6 @@ class LeaseManager:
         self._newly_lost += running
 
 
-def _is_final(error: CallError) -> bool:
+def is_final(error: CallError) -> bool:
     """Whether the error is permanent, so that the consumer has to stop."""
     return not error.retryable and (error.kind.status < 500 or error.code == "unavailable")

@@ -45,23 +45,30 @@ class WorkerProcess:
 
     def _run_sync(self) -> None:
         def measured(given: Any) -> Any:
-            with self._meter.handling(len(given) if isinstance(given, list) else 1):
+            with self._meter.handling(self._size(given)):
                 return self._handler(given)
 
         with Client(**self._client()) as client:
             self._consumer = consumer = client.consumer(self._options.queue_name, **self._leasing())
-            run: Callable[..., Any] = consumer.run if self._options.batch_size is None else consumer.run_batches
-            run(wraps(self._handler)(measured), **self._running())
+            self._run_of(consumer)(wraps(self._handler)(measured), **self._running())
 
     async def _run_async(self) -> None:
         async def measured(given: Any) -> Any:
-            with self._meter.handling(len(given) if isinstance(given, list) else 1):
+            with self._meter.handling(self._size(given)):
                 return await self._handler(given)
 
         async with AsyncClient(**self._client()) as client:
             self._consumer = consumer = client.consumer(self._options.queue_name, **self._leasing())
-            run: Callable[..., Any] = consumer.run if self._options.batch_size is None else consumer.run_batches
-            await run(measured, **self._running())
+            await self._run_of(consumer)(measured, **self._running())
+
+    def _run_of(self, consumer: AsyncConsumer | Consumer) -> Callable[..., Any]:
+        if self._options.tables:
+            return consumer.run_tables
+        return consumer.run if self._options.batch_size is None else consumer.run_batches
+
+    def _size(self, given: Any) -> int:
+        """The number of items that a handler gets."""
+        return len(given) if self._options.tables or self._options.batch_size is not None else 1
 
     def _client(self) -> dict[str, Any]:
         options = self._options

@@ -10,6 +10,7 @@ from sluiceway.client.http_exchange import DEFAULT_URL
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """`concurrency`: handlers at once in each of the `processes`. `batch_size`: items that a handler gets as a list; None: one item.
+    With `tables`, it gets a `LeasedTable` of up to `batch_size` items (10,000) instead.
 
     `listen`: host and port of the health and metrics endpoints; None: no endpoints. `reload`: start anew when a Python file below the
     current directory changes. The others are those of `Client` and `Client.consumer`.
@@ -18,6 +19,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     queue_name: str
     concurrency: int = 8
     batch_size: int | None = None
+    tables: bool = False
     processes: int = 1
     prefetch: int = 100
     lease_timeout: str = "1m"

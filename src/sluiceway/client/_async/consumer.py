@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sluiceway.client import item_calls
 from sluiceway.client._async.channel import AsyncChannel
@@ -21,6 +21,7 @@ from sluiceway.client.consumer_common import (
     DeadItem,
     RetryItem,
     batch_outcomes,
+    check_batch_size,
     check_concurrency,
     not_in_a_block,
     put_back,
@@ -33,7 +34,10 @@ from sluiceway.client.lease_manager import DONE, Abandon, Ask, Effect, Extend, H
 from sluiceway.client.protocol import Call, Duration
 from sluiceway.client.stop_signals import StopSignals
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import invalid
+
+if TYPE_CHECKING:
+    from sluiceway.client._async.table_loop import TableLoop
+    from sluiceway.client.arrow import LeasedTable
 
 log = logging.getLogger("sluiceway.client")
 
@@ -74,6 +78,7 @@ class AsyncConsumer:
         self._handler: BatchHandler | None = None
         self._handlers = self._batch_size = 1
         self._shutdown_timeout: Millis | None = None
+        self._tables: TableLoop | None = None
         self._handling: dict[asyncio.Task[None], list[LeasedItem]] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._ask: asyncio.Task[None] | None = None
@@ -124,19 +129,46 @@ class AsyncConsumer:
         The items are completed when the handler returns. For items with another outcome it returns a mapping of their ids to a `RetryItem`
         or a `DeadItem`. An exception puts all items of the list back.
         """
-        if batch_size < 1:
-            raise invalid("batch_size", "expected at least 1")
+        check_batch_size(batch_size)
         await self._run(handler, concurrency, batch_size, shutdown_timeout, signals)
+
+    async def run_tables(
+        self,
+        handler: Callable[[LeasedTable], Awaitable[object]],
+        *,
+        batch_size: int = 10_000,
+        concurrency: int = 1,
+        shutdown_timeout: Duration = SHUTDOWN_TIMEOUT,
+        signals: bool = True,
+    ) -> None:
+        """Give up to `batch_size` items at a time to `handler` as a `LeasedTable`, up to `concurrency` at once. Otherwise like `run`.
+
+        `leased.table` has the columns that docs/api.md lists for Arrow, and `leased.ids()` the ids. The items are completed when the
+        handler returns. It may return a mapping of ids to outcomes, as in `run_batches`. Nothing is prefetched: with a `concurrency` of 2,
+        a table is leased while another one is handled.
+        """
+        from sluiceway.client._async.table_loop import TableLoop
+
+        check_concurrency(concurrency)
+        check_batch_size(batch_size)
+        if self._begun:
+            raise used_twice()
+        self._begun, self._shutdown_timeout = True, shutdown_millis(shutdown_timeout)
+        manager = self._manager
+        self._tables = TableLoop(
+            self._attempt, self._queue_name, self._client_id, manager.lease_timeout, manager.patience, self._error_messages
+        )
+        if manager.stopping:
+            self._tables.stop(0)
+        with self._stop_signals(signals):
+            await self._tables.run(handler, batch_size, concurrency)
 
     async def _run(self, handler: BatchHandler, concurrency: int, batch_size: int, shutdown_timeout: Duration, signals: bool) -> None:
         check_concurrency(concurrency)
         self._shutdown_timeout = shutdown_millis(shutdown_timeout)
         self._handler, self._handlers, self._batch_size = handler, concurrency, batch_size
         self._manager.concurrency = concurrency * batch_size
-        loop = asyncio.get_running_loop()
-        # Python runs signal handlers between any two instructions, also within `_pump`.
-        stop, end = (partial(loop.call_soon_threadsafe, each) for each in (self.stop, self.end))
-        with StopSignals(stop, end) if signals else contextlib.nullcontext():
+        with self._stop_signals(signals):
             self._begin()
             try:
                 await self._ended.wait()
@@ -146,6 +178,12 @@ class AsyncConsumer:
                 raise
             await self._finish()
             self._raise()
+
+    def _stop_signals(self, wanted: bool) -> contextlib.AbstractContextManager[object]:
+        # Python runs signal handlers between any two instructions, also within `_pump`.
+        loop = asyncio.get_running_loop()
+        stop, end = (partial(loop.call_soon_threadsafe, each) for each in (self.stop, self.end))
+        return StopSignals(stop, end) if wanted else contextlib.nullcontext()
 
     def stop(self) -> None:
         """Take no more items, release those that were not begun, let handlers finish, and report their outcomes. For the event loop."""
@@ -158,13 +196,15 @@ class AsyncConsumer:
     def _stop(self, within: Millis | None) -> None:
         """`within`: how long handlers may take to finish; None: as long as they need."""
         self._manager.stop(None if within is None else _now() + within)
-        if self._begun:
+        if self._tables is not None:
+            self._tables.stop(within)
+        elif self._begun:
             self._pump()
 
     @property
     def problem(self) -> str | None:
         """Why it gets no items: the error of the last lease call, if that failed. It repeats the call."""
-        return self._manager.problem
+        return self._manager.problem if self._tables is None else self._tables.problem
 
     @property
     def is_stopping(self) -> bool:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
@@ -23,6 +23,9 @@ from sluiceway.client.lease_manager import LeaseManager
 from sluiceway.client.protocol import Duration
 from sluiceway.client.stop_signals import StopSignals
 from sluiceway.kernel.errors import invalid
+
+if TYPE_CHECKING:
+    from sluiceway.client.arrow import LeasedTable
 
 
 class Consumer:
@@ -92,6 +95,32 @@ class Consumer:
                 return await asyncio.wrap_future(threads.submit(handler, items))
 
             await consumer.run_batches(
+                handle, batch_size=batch_size, concurrency=concurrency, shutdown_timeout=shutdown_timeout, signals=False
+            )
+
+        self._run(consume, concurrency, shutdown_timeout, signals)
+
+    def run_tables(
+        self,
+        handler: Callable[[LeasedTable], object],
+        *,
+        batch_size: int = 10_000,
+        concurrency: int = 1,
+        shutdown_timeout: Duration = SHUTDOWN_TIMEOUT,
+        signals: bool = True,
+    ) -> None:
+        """Give up to `batch_size` items at a time to `handler` as a `LeasedTable`, in up to `concurrency` threads. Otherwise like `run`.
+
+        `leased.table` has the columns that docs/api.md lists for Arrow, and `leased.ids()` the ids. The items are completed when the
+        handler returns. It may return a mapping of ids to outcomes, as in `run_batches`. Nothing is prefetched: with a `concurrency` of 2,
+        a table is leased while another one is handled.
+        """
+
+        async def consume(consumer: AsyncConsumer, threads: HandlerThreads) -> None:
+            async def handle(leased: LeasedTable) -> object:
+                return await asyncio.wrap_future(threads.submit(handler, leased))
+
+            await consumer.run_tables(
                 handle, batch_size=batch_size, concurrency=concurrency, shutdown_timeout=shutdown_timeout, signals=False
             )
 

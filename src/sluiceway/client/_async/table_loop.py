@@ -1,0 +1,192 @@
+"""A consumer's loop over Arrow tables: whole leases go to the handler and are settled as such, without a Python object for each item."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from sluiceway.client import item_calls
+from sluiceway.client.arrow import LeasedTable, read_leased
+from sluiceway.client.consumer_common import DeadItem, RetryItem, put_back
+from sluiceway.client.errors import CallError
+from sluiceway.client.item_calls import Check, Retry, Verdict
+from sluiceway.client.lease_manager import is_final
+from sluiceway.client.protocol import Call, backoff
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.limits import MAX_ITEMS_JSON
+
+log = logging.getLogger("sluiceway.client")
+
+T = TypeVar("T")
+TableHandler = Callable[[LeasedTable], Awaitable[object]]
+Attempt = Callable[[Call[Any]], Awaitable[Any]]
+
+POLL = timedelta(seconds=20)
+SETTLE_TIMEOUT = timedelta(seconds=10)
+"""As for single items: see `AsyncConsumer`."""
+
+
+class TableLoop:
+    """Leases up to `batch_size` items at a time, `concurrency` times at once, and keeps the leases alive while they are handled."""
+
+    def __init__(
+        self, attempt: Attempt, queue_name: str, client_id: str, lease_timeout: Millis, patience: Millis, error_messages: bool
+    ) -> None:
+        self._attempt, self._queue_name, self._client_id = attempt, queue_name, client_id
+        self._lease_timeout, self._patience, self._error_messages = lease_timeout, patience, error_messages
+        self._stopping = asyncio.Event()
+        self._abandoning = asyncio.Event()
+        self._abandon_timer: asyncio.TimerHandle | None = None
+        self._give_up_at: float | None = None
+        self.problem: str | None = None
+
+    async def run(self, handler: TableHandler, batch_size: int, concurrency: int) -> None:
+        """Run until `stop`. Raises the error that stopped it, if any. If it is cancelled, it releases what is being handled."""
+        slots = [asyncio.create_task(self._slot(handler, batch_size)) for _ in range(concurrency)]
+        try:
+            ended, _ = await asyncio.wait(slots, return_when=asyncio.FIRST_EXCEPTION)
+            if any(each.exception() for each in ended):
+                self.stop(None)
+                await asyncio.wait(slots)
+        except asyncio.CancelledError:
+            self.stop(0)
+            await asyncio.wait(slots)
+            raise
+        finally:
+            if self._abandon_timer is not None:
+                self._abandon_timer.cancel()
+        for each in slots:
+            each.result()
+
+    def stop(self, within: Millis | None) -> None:
+        """Lease no more. Handlers may take `within` to finish (None: as long as they need); then their items are released."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._give_up_at = time.monotonic() + self._patience / 1000
+        if within == 0:
+            self._abandon()
+        elif within is not None and self._abandon_timer is None:
+            self._abandon_timer = asyncio.get_running_loop().call_later(within / 1000, self._abandon)
+
+    def _abandon(self) -> None:
+        self._abandoning.set()
+        # What is released has as long as outcomes of handlers that finished before.
+        self._give_up_at = time.monotonic() + self._patience / 1000
+
+    async def _slot(self, handler: TableHandler, batch_size: int) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            lease_timeout = timedelta(milliseconds=self._lease_timeout)
+            call = item_calls.lease(self._queue_name, self._client_id, batch_size, POLL, lease_timeout, None, None).as_arrow(read_leased)
+            try:
+                # The server puts back the items that it was about to send to a call that is cancelled.
+                leased = await _unless(self._stopping, self._attempt(call))
+            except CallError as error:
+                if is_final(error):
+                    raise
+                self.problem = error.detail
+                pause = (error.retry_after or 0) / 1000 + backoff(failures, random.random())
+                failures += 1
+                await _unless(self._stopping, asyncio.sleep(pause))
+                continue
+            failures, self.problem = 0, None
+            if leased is not None and len(leased):
+                await self._handle(leased, handler)
+
+    async def _handle(self, leased: LeasedTable, handler: TableHandler) -> None:
+        keeping = asyncio.create_task(self._keep(leased))
+        try:
+            await self._settle(leased, await self._outcome(leased, handler))
+        finally:
+            keeping.cancel()
+
+    async def _outcome(self, leased: LeasedTable, handler: TableHandler) -> list[Verdict] | BaseException | None:
+        """The outcomes other than done, the handler's exception, or None if it was abandoned."""
+        running = asyncio.ensure_future(handler(leased))
+        waiting = asyncio.create_task(self._abandoning.wait())
+        try:
+            await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not running.done():
+            running.cancel()
+            return None
+        try:
+            returned = running.result()
+            return [_verdict(item_id, each) for item_id, each in returned.items()] if isinstance(returned, Mapping) else []
+        except BaseException as error:
+            if not isinstance(error, RetryItem | DeadItem):
+                log.warning("queue %s: handling %d items failed", self._queue_name, len(leased), exc_info=error)
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                raise
+            return error
+
+    async def _settle(self, leased: LeasedTable, outcome: list[Verdict] | BaseException | None) -> None:
+        name, lease_ids = self._queue_name, leased.lease_ids
+        if outcome is None:
+            log.warning("queue %s: %d items were released before their handler was done", name, len(leased))
+            await self._repeat(item_calls.release(name, (), lease_ids, SETTLE_TIMEOUT, Check()))
+            return
+        if isinstance(outcome, BaseException):
+            wanted = [put_back(item_id, outcome, self._error_messages) for item_id in leased.ids().to_pylist()]
+            for at in range(0, len(wanted), MAX_ITEMS_JSON):
+                await self._repeat(item_calls.retry(name, wanted[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT, Check()))
+            return
+        for at in range(0, len(outcome), MAX_ITEMS_JSON):
+            await self._repeat(item_calls.settle(name, outcome[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT))
+        await self._repeat(item_calls.complete(name, (), lease_ids, SETTLE_TIMEOUT, Check()))
+
+    async def _repeat(self, call: Call[Any]) -> None:
+        """Make the call until it succeeds. Raises an error that no repetition can fix."""
+        failures = 0
+        while True:
+            try:
+                answer = await self._attempt(call)
+            except CallError as error:
+                if is_final(error):
+                    raise
+                if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
+                    log.warning("queue %s: outcomes could not be sent (%s)", self._queue_name, error.code)
+                    return
+                await asyncio.sleep((error.retry_after or 0) / 1000 + backoff(failures, random.random()))
+                failures += 1
+                continue
+            lost = [each for each in answer.ignored if each.reason not in ("completed", "retried", "released", "dead", "settled")]
+            if lost:
+                log.warning("queue %s: outcomes of %d items were refused: %s", self._queue_name, len(lost), lost[0].reason)
+            return
+
+    async def _keep(self, leased: LeasedTable) -> None:
+        """Extend the leases once a third of their time has passed, until this is cancelled."""
+        pause = self._lease_timeout / 3000
+        lease_timeout = timedelta(milliseconds=self._lease_timeout)
+        while True:
+            await asyncio.sleep(pause)
+            call = item_calls.extend(self._queue_name, leased.lease_ids, (), lease_timeout, SETTLE_TIMEOUT, Check(self._client_id))
+            with contextlib.suppress(CallError):
+                await self._attempt(call)
+
+
+def _verdict(item_id: str, outcome: object) -> Verdict:
+    if not isinstance(outcome, RetryItem | DeadItem):
+        raise TypeError(f"a handler of tables returns ids of its items with a RetryItem or DeadItem each, not {item_id!r}: {outcome!r}")
+    wanted: Retry = put_back(item_id, outcome)
+    return Verdict(item_id, "dead" if wanted.dead else "retry", wanted.retry_after, wanted.reason)
+
+
+async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """The result of the work, or None if the event happened before: the work is then cancelled."""
+    running = asyncio.ensure_future(work)
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return running.result() if running.done() else None
+    finally:
+        for each in (running, waiting):
+            each.cancel()
