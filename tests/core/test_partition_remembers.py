@@ -191,6 +191,9 @@ def test_explain_says_where_an_item_is() -> None:
     assert [told[offset].ahead for offset in (4, 5, 7)] == [0, 1, 2]
     assert told[6].due_at == START + 50
     assert told[2].reason == "it is on its way to the dead queue: bad"
+    assert told[7].reason == "2 items of its partition are served before it; attempt 1 did not complete it"
+    rig.machine.max_attempts = 5
+    assert explain(rig.machine, 7).reason.endswith("; attempt 1 of 5 did not complete it")
     rig.machine.tick(START + 30)
     rig.reload()
     assert explain(rig.machine, 2).state == "dying"

@@ -125,9 +125,8 @@ def explain(partition: Partition, offset: int) -> Explanation:
             return _waiting(partition, extent, offset)
     for due in partition.log.dues.values():
         if due.blob.number <= offset < due.blob.number + due.blob.rows and offset - due.blob.number in due.rows:
-            return Explanation(
-                "scheduled", "it is not due yet", attempts=due.attempts, due_at=due.due_at, expires_at=due.expires_at or None
-            )
+            reason = "it is not due yet" + _failed(partition, due.attempts)
+            return Explanation("scheduled", reason, attempts=due.attempts, due_at=due.due_at, expires_at=due.expires_at or None)
     for transfer in partition.transfers.by_number.values():
         if any(offset in piece.offsets for piece in open_slices(transfer)):
             if transfer.moves_to is not None:
@@ -147,6 +146,14 @@ _GONE: dict[str, str] = {
     "dead": "it is dead",
     "settled": "it was completed, put back under another id, cleared, redriven, moved, or died, longer ago than is remembered",
 }
+
+
+def _failed(partition: Partition, attempts: int) -> str:
+    """What to say of an item that was leased before and not completed."""
+    if not attempts:
+        return ""
+    limit = f" of {partition.max_attempts}" if partition.max_attempts else ""
+    return f"; attempt {attempts}{limit} did not complete it"
 
 
 def _leased(lease: LeaseState, extent: Extent) -> Explanation:
@@ -170,6 +177,7 @@ def _waiting(partition: Partition, extent: Extent, offset: int) -> Explanation:
             break
         ahead += len(other.waiting(partition.log.at(other)))
     reason = "it is next" if not ahead else f"{ahead} items of its partition are served before it"
+    reason += _failed(partition, extent.attempts)
     if extent.max_lease_size:
         reason += f"; its lease ran out before, so at most {extent.max_lease_size} of its kind are leased at once"
     return Explanation("ready", reason, ahead=ahead, attempts=extent.attempts, expires_at=extent.expires_at or None)
