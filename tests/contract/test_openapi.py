@@ -98,7 +98,7 @@ def test_every_endpoint_and_page_is_there_with_its_right() -> None:
 def test_every_field_is_explained(document: Json) -> None:
     for name, schema in document["components"]["schemas"].items():
         for field, each in schema.get("properties", {}).items():
-            assert each.get("description"), f"{name}.{field}: say what it is, in server/openapi_fields.py"
+            assert each.get("description"), f"{name}.{field}: say what it is, with about(…) in contract/, or in server/openapi_fields.py"
     for path, operation in operations(document):
         for parameter in operation["parameters"]:
             assert resolved(document, parameter)["description"], f"{path}: {parameter}"
