@@ -108,6 +108,8 @@ class Rig:
                 assert isinstance(effect, Fault)
                 self.faults.append(effect)
         assert not self.queue.index.overlooked()
+        landed = [ticket for ticket in self.queue._routed.values() if not ticket.awaiting]
+        assert not landed, "a produce that has landed is kept with its payload"
 
     def wait(self, millis: Millis) -> None:
         """Let time pass, with a turn whenever the queue asks for one."""

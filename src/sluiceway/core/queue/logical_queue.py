@@ -37,6 +37,9 @@ from sluiceway.model.small_batch import in_columns
 REOPEN_AFTER = (50, 1_000)
 """Milliseconds before a failed partition is reopened: first, and at most (doubling)."""
 
+MAX_LANDED = 100
+"""Keyed produces that may be kept after they have landed. Each holds its payload."""
+
 TRANSFER_RETRY = 1_000
 """Milliseconds before a failed transfer is retried."""
 
@@ -79,7 +82,8 @@ class LogicalQueue:
         """Present and expected items of the emptiest executor, as last seen in this cycle."""
         self.produces: dict[int, Ticket] = {}
         self._routed: dict[tuple[str | None, str], Ticket] = {}
-        """Last produce sent to its home, by key. Others with that key wait while it goes to a target."""
+        """Produces on their way, by key: others with that key wait while one goes to a target. One that has landed is dropped, since it
+        holds its payload."""
         self._unanswered: dict[int, Ticket] = {}
         # Numbers, not tickets: an answered ticket must not be kept, with its payload, until its deadline.
         self._deadlines: list[tuple[Millis, int]] = []
@@ -125,6 +129,7 @@ class LogicalQueue:
         route, ticket.route = ticket.route, None
         if route is not None:
             _unreserve(route, ticket)
+            self._forget_landed(ticket)
             if route.was_sure and route.intended is not None:
                 route.intended.memory.be_sure(_key(ticket), route.intended.intent)
         if not ticket.done:
@@ -242,6 +247,7 @@ class LogicalQueue:
         """Handle the result of `Forward`."""
         ticket.awaiting -= 1
         ticket.flying -= 1
+        self._forget_landed(ticket)
         if isinstance(answer, Produced) and answer.items:
             self._settle_intent(ticket, answer)
             self._reply(ticket, answer)
@@ -472,7 +478,8 @@ class LogicalQueue:
 
     def _send(self, ticket: Ticket, request: Produce, executor: PartitionExecutor) -> None:
         self.produces.pop(ticket.number, None)
-        if len(self._routed) > 2 * len(self._unanswered) + 1_000:
+        if len(self._routed) > 2 * len(self._unanswered) + MAX_LANDED:
+            # Those that timed out while they waited, and were taken back later.
             self._routed = {name: each for name, each in self._routed.items() if each.awaiting}
         self._routed[_key(ticket).identity] = ticket
         if not (ticket.route is not None and ticket.route.only_intends):
@@ -622,19 +629,31 @@ class LogicalQueue:
         for ticket, answer in answers:
             ticket.awaiting -= 1
             ticket.flying -= 1 if flew else 0
-            if ticket.route is not None and self._land_routed(ticket, answer, done, now):
-                continue
-            if ticket.done:
-                if done and isinstance(answer, Grant) and not ticket.keyed:
-                    executor.given_back.append(answer.info.number)
-                continue
-            if done:
-                ticket.add(answer)
+            if ticket.route is None:
+                self._land_answer(executor, ticket, answer, done, now)
             else:
-                self._retry_unwritten(executor, ticket)
-            again = ticket.number in self.produces or ticket.number in self.lease_scheduler.waiters
-            if ticket.whole is not None or not (ticket.awaiting or again):
-                self._reply(ticket, ticket.error or ticket.result(now))
+                if not self._land_routed(ticket, answer, done, now):
+                    self._land_answer(executor, ticket, answer, done, now)
+                self._forget_landed(ticket)
+
+    def _land_answer(self, executor: PartitionExecutor, ticket: Ticket, answer: Answer, done: bool, now: Millis) -> None:
+        if ticket.done:
+            if done and isinstance(answer, Grant) and not ticket.keyed:
+                executor.given_back.append(answer.info.number)
+            return
+        if done:
+            ticket.add(answer)
+        else:
+            self._retry_unwritten(executor, ticket)
+        again = ticket.number in self.produces or ticket.number in self.lease_scheduler.waiters
+        if ticket.whole is not None or not (ticket.awaiting or again):
+            self._reply(ticket, ticket.error or ticket.result(now))
+
+    def _forget_landed(self, ticket: Ticket) -> None:
+        """Drop a keyed produce from `_routed` if it is not on its way."""
+        identity = _key(ticket).identity
+        if not ticket.awaiting and self._routed.get(identity) is ticket:
+            del self._routed[identity]
 
     def _land_routed(self, ticket: Ticket, answer: Answer, done: bool, now: Millis) -> bool:
         """Handle the landing of a keyed produce. Returns whether it goes on, or has ended."""
@@ -696,6 +715,7 @@ class LogicalQueue:
         ticket.done = True
         if ticket.route is not None:
             _unreserve(ticket.route, ticket)
+            self._forget_landed(ticket)
         self._unanswered.pop(ticket.number, None)
         self.produces.pop(ticket.number, None)
         self.lease_scheduler.remove(ticket)
