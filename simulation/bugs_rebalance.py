@@ -132,7 +132,7 @@ def takes_keys_again(original: Any) -> Any:
     return take
 
 
-@bug(Admission, "note_answers")
+@hard(Admission, "note_answers")
 def notes_answers_as_a_former_home(_original: Any) -> Any:
     """A former home accepts the answers of a closing target, which only the current home may."""
     return lambda self, keys: self._keys.note_answers(keys)

@@ -161,6 +161,59 @@ def test_a_dead_item_says_which_error_its_handler_raised(
     assert (dead.headers or {})["sluiceway-reason"] == f"max_attempts 1 reached: {reason}"
 
 
+async def _posted(item: LeasedItem) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (_posted, "a coroutine, which nobody runs"),
+        (lambda _: DeadItem("no"), "a DeadItem; raise it"),
+        (lambda _: (n for n in "x"), "a generator"),
+    ],
+)
+def test_an_item_whose_handler_did_nothing_is_not_completed(
+    served: testing.TestServer, queue: str, returned: Handler, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.client.produce(queue, ["x"])
+    consumer = served.client.consumer(queue)
+
+    def handle(item: LeasedItem) -> object:
+        consumer.stop()
+        return returned(item)
+
+    consumer.run(handle)
+    assert [total(served.client, queue, name) for name in ("completed", "retried")] == [0, 1]
+    assert said in caplog.text
+
+
+def test_a_server_that_is_away_is_told_once_and_that_it_is_back_once(caplog: pytest.LogCaptureFixture) -> None:
+    with testing.server() as server:
+        server.client.create_queue("q")
+        answers: list[bool] = []
+
+        class Shaky(httpx.AsyncHTTPTransport):
+            async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+                answers.append(len(answers) >= 3)
+                if not answers[-1]:
+                    raise httpx.ConnectError("no")
+                return await super().handle_async_request(request)
+
+        async def main() -> None:
+            async with AsyncClient(server.url, transport=Shaky()) as client:
+                consumer = client.consumer("q")
+
+                async def handle(item: LeasedItem) -> None:
+                    consumer.stop()
+
+                server.client.produce("q", ["x"])
+                await consumer.run(handle)
+
+        asyncio.run(main())
+    assert caplog.text.count("no items can be leased: cannot reach") == 1
+    assert caplog.text.count("items can be leased again") == 1
+
+
 def test_many_items_need_few_calls(served: testing.TestServer, queue: str) -> None:
     calls = Counter[str]()
 

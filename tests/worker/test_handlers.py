@@ -21,6 +21,10 @@ mailer = Mailer()
 limit = 3
 def send(item): ...
 async def post(item): ...
+def nothing(): ...
+def two(item, more): ...
+def lazy(item): yield
+async def lazy_async(item): yield
 """
 
 
@@ -48,8 +52,13 @@ def test_a_handler_is_a_function_a_method_or_an_object_that_can_be_called(tasks:
         ("wkr_tasks", "'wkr_tasks' is not of the form module:function, such as tasks:send_email"),
         (":send", "is not of the form"),
         ("wkr_absent:send", "there is no module 'wkr_absent' in"),
-        ("wkr_tasks:sent", "wkr_tasks has no 'sent'; its functions: post, send"),
+        ("wkr_tasks:sent", "wkr_tasks has no 'sent'; its functions: lazy, lazy_async, nothing, post, send, two"),
         ("wkr_tasks:mailer.absent", "has no 'mailer.absent'"),
+        ("./wkr_tasks.py:send", "'./wkr_tasks.py' is not a module; for the file tasks.py in this folder it is tasks:send"),
+        ("wkr_tasks:nothing", "wkr_tasks:nothing() cannot be called with one argument, the item"),
+        ("wkr_tasks:two", "wkr_tasks:two(item, more) cannot be called with one argument, the item"),
+        ("wkr_tasks:lazy", "wkr_tasks:lazy is a generator: it would never be run"),
+        ("wkr_tasks:lazy_async", "is a generator"),
         ("wkr_tasks:limit", "wkr_tasks:limit is a int, not a function"),
     ],
 )
@@ -60,7 +69,15 @@ def test_a_handler_that_is_not_there_is_refused_with_what_is(tasks: Path, refere
     assert said in refused.value.detail
 
 
-def test_an_error_within_the_module_is_shown_as_it_is(tasks: Path) -> None:
-    (tasks / "wkr_broken.py").write_text("import wkr_missing_library\n")
-    with pytest.raises(ModuleNotFoundError, match="wkr_missing_library"):
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import wkr_missing_library\n", r"ModuleNotFoundError: No module named 'wkr_missing_library' \(.*wkr_broken.py:1\)"),
+        ("x = 1\ny = x / 0\n", r"ZeroDivisionError: division by zero \(.*wkr_broken.py:2\)"),
+        ("def send(item) pass\n", r"wkr_broken cannot be imported: .*wkr_broken.py, line 1"),
+    ],
+)
+def test_an_error_within_the_module_is_named_with_its_line(tasks: Path, code: str, said: str) -> None:
+    (tasks / "wkr_broken.py").write_text(code)
+    with pytest.raises(SluicewayError, match=said):
         load_handler("wkr_broken:send")

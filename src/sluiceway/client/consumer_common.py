@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping, Sequence
 
 from sluiceway.client.answers import LeasedItem
@@ -11,6 +13,8 @@ from sluiceway.client.protocol import Duration, duration_text, millis
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES
+
+log = logging.getLogger("sluiceway.client")
 
 SHUTDOWN_TIMEOUT = "25s"
 """How long a stopped consumer lets handlers finish. Kubernetes kills a process after 30 s: the rest is released before that."""
@@ -57,11 +61,22 @@ def _describe(error: BaseException) -> str:
     return f"{name}: {message}" if message else name
 
 
+def check_returned(returned: object) -> None:
+    """Raises TypeError for what a handler returns if it was not carried out, or if it should have raised it."""
+    if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise TypeError(f"the handler returned a {type(returned).__name__}, which nobody runs: make it `async def`, without `yield`")
+    if isinstance(returned, RetryItem | DeadItem):
+        raise TypeError(f"the handler returned a {type(returned).__name__}; raise it")
+
+
 def batch_outcomes(items: Sequence[LeasedItem], returned: object) -> dict[str, Outcome]:
     """The outcomes of a batch whose handler returned normally: those that it named, and DONE for the others.
 
     Raises TypeError if a mapping names an item that is not of the batch, or another outcome than `RetryItem` and `DeadItem`.
     """
+    check_returned(returned)
     outcomes: dict[str, Outcome] = dict.fromkeys((item.id for item in items), DONE)
     for item_id, verdict in returned.items() if isinstance(returned, Mapping) else ():
         if item_id not in outcomes or not isinstance(verdict, RetryItem | DeadItem):
@@ -80,6 +95,14 @@ def used_twice() -> SluicewayError:
 
 def not_in_a_block() -> SluicewayError:
     return invalid("consumer", "iterate over a consumer in a `with` (`async with`) block, so that it can release its items at the end")
+
+
+def tell_problem(queue_name: str, before: str | None, error: SluicewayError | None) -> None:
+    """Log when lease calls begin to fail, and when one succeeds again. `before`: why the previous one failed, if it did."""
+    if before is None and error is not None:
+        log.warning("queue %s: no items can be leased: %s. It keeps trying", queue_name, error.detail)
+    elif before is not None and error is None:
+        log.warning("queue %s: items can be leased again", queue_name)
 
 
 def shutdown_millis(shutdown_timeout: Duration) -> Millis:

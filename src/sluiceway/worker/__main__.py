@@ -65,7 +65,8 @@ def _stop_with_supervisor() -> None:
     # Not through sys.stdin, whose lock a daemon thread must not hold when the interpreter ends.
     while os.read(0, 1):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    # To the main thread: the system may give a signal to the process to any thread, and only the main one would wake up from its wait.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from sluiceway.worker.counts import Counts, Meter
 from sluiceway.worker.handlers import Handler, is_async
 from sluiceway.worker.worker_options import Options
 
+RETRY_FOR = "10s"
+"""How long a worker that stops tries to send outcomes. Beyond that their leases run out."""
+
 
 class WorkerProcess:
     """Runs `handler` on the items of a queue, until SIGTERM, SIGINT or `stop`."""
@@ -77,7 +80,12 @@ class WorkerProcess:
 
     def _leasing(self) -> dict[str, Any]:
         options = self._options
-        return {"prefetch": options.prefetch, "lease_timeout": options.lease_timeout, "error_messages": options.error_messages}
+        return {
+            "prefetch": options.prefetch,
+            "lease_timeout": options.lease_timeout,
+            "error_messages": options.error_messages,
+            "retry_for": RETRY_FOR,
+        }
 
     def _running(self) -> dict[str, Any]:
         batch = {} if self._options.batch_size is None else {"batch_size": self._options.batch_size}

@@ -23,9 +23,11 @@ from sluiceway.client.consumer_common import (
     batch_outcomes,
     check_batch_size,
     check_concurrency,
+    check_returned,
     not_in_a_block,
     put_back,
     shutdown_millis,
+    tell_problem,
     used_twice,
 )
 from sluiceway.client.errors import CallError
@@ -111,7 +113,7 @@ class AsyncConsumer:
         """
 
         async def handle(items: list[LeasedItem]) -> None:
-            await handler(items[0])
+            check_returned(await handler(items[0]))
 
         await self._run(handle, concurrency, 1, shutdown_timeout, signals)
 
@@ -387,8 +389,10 @@ class AsyncConsumer:
         try:
             answer = await self._attempt(call)
         except CallError as error:
+            tell_problem(self._queue_name, self._manager.problem, error)
             self._manager.ask_failed(error, _now(), random.random())
             return
+        tell_problem(self._queue_name, self._manager.problem, None)
         self._manager.leased(answer, _now())
 
     async def _extend(self, lease_ids: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sluiceway.client import item_calls
 from sluiceway.client.arrow import LeasedTable, read_leased
-from sluiceway.client.consumer_common import DeadItem, RetryItem, put_back
+from sluiceway.client.consumer_common import DeadItem, RetryItem, check_returned, put_back, tell_problem
 from sluiceway.client.errors import CallError
 from sluiceway.client.item_calls import Check, Retry, Verdict
 from sluiceway.client.lease_manager import is_final
@@ -90,11 +90,13 @@ class TableLoop:
             except CallError as error:
                 if is_final(error):
                     raise
+                tell_problem(self._queue_name, self.problem, error)
                 self.problem = error.detail
                 pause = (error.retry_after or 0) / 1000 + backoff(failures, random.random())
                 failures += 1
                 await _unless(self._stopping, asyncio.sleep(pause))
                 continue
+            tell_problem(self._queue_name, self.problem, None)
             failures, self.problem = 0, None
             if leased is not None and len(leased):
                 await self._handle(leased, handler)
@@ -119,6 +121,7 @@ class TableLoop:
             return None
         try:
             returned = running.result()
+            check_returned(returned)
             return [_verdict(item_id, each) for item_id, each in returned.items()] if isinstance(returned, Mapping) else []
         except BaseException as error:
             if not isinstance(error, RetryItem | DeadItem):

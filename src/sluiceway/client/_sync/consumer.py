@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import wait
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +27,10 @@ from sluiceway.kernel.errors import invalid
 
 if TYPE_CHECKING:
     from sluiceway.client.arrow import LeasedTable
+
+
+SIGNAL_DELAY = 1.0
+"""Seconds after which a signal is noticed at the latest."""
 
 
 class Consumer:
@@ -68,8 +73,8 @@ class Consumer:
         """
 
         async def consume(consumer: AsyncConsumer, threads: HandlerThreads) -> None:
-            async def handle(item: LeasedItem) -> None:
-                await asyncio.wrap_future(threads.submit(handler, item))
+            async def handle(item: LeasedItem) -> object:
+                return await asyncio.wrap_future(threads.submit(handler, item))
 
             await consumer.run(handle, concurrency=concurrency, shutdown_timeout=shutdown_timeout, signals=False)
 
@@ -149,6 +154,9 @@ class Consumer:
         with _Background() as background, StopSignals(self.stop, self.end) if signals else contextlib.nullcontext():
             running = asyncio.run_coroutine_threadsafe(main(), background.loop)
             try:
+                # A signal that another thread was given does not wake this one, which runs the handlers of signals.
+                while not wait([running], SIGNAL_DELAY).done:
+                    pass
                 running.result()
             except KeyboardInterrupt:
                 self.stop()
