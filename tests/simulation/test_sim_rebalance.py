@@ -53,19 +53,16 @@ KNOWN = {
     "names_a_home_that_knows_nothing": 0,
     "gives_numbers_again": 0,
     "notes_no_answer_that_it_knows": 20013,
-    "notes_answers_as_a_former_home": 30039,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 
 
-LONG = ("notes_no_answer_that_it_knows", "notes_answers_as_a_former_home")
+LONG = ("notes_no_answer_that_it_knows",)
 """Bugs whose history takes long."""
-FOUND = [*bugs_rebalance.BUGS, *(bug for bug in bugs_rebalance.HARD if bug.name in KNOWN)]
-"""Those of the bank, and those outside it that a known history shows."""
 
 
 @pytest.mark.parametrize(
-    "bug", [pytest.param(bug, marks=pytest.mark.slow if bug.name in LONG else ()) for bug in FOUND], ids=lambda bug: bug.name
+    "bug", [pytest.param(bug, marks=pytest.mark.slow if bug.name in LONG else ()) for bug in bugs_rebalance.BUGS], ids=lambda bug: bug.name
 )
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     found(bug, KNOWN)
