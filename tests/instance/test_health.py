@@ -90,6 +90,7 @@ async def test_whoever_asks_is_told_whether_but_not_what(tmp_path: Path) -> None
         # A probe comes every few seconds, and is no attempt to get in.
         assert guard.asked == 0
         assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/healthz")).json() == (await client.get("/livez")).json() == {"alive": True}
 
 
 @pytest.mark.parametrize(("key", "status"), [("read:*", 503), ("admin:*", 503), ("read:orders-*", 403), ("produce:*", 403)])

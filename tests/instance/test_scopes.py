@@ -71,7 +71,7 @@ BY_ID = {"/v1/rebalances.get", "/v1/rebalances.cancel"}
 BY_PATTERN = {"/v1/queues.rebalance"}
 """As those by id."""
 ANY_KEY = {"/v1/keys.self"}
-PUBLIC = {"/livez", "/readyz", "/health", "/openapi.json", "/docs", "/docs/errors"}
+PUBLIC = {"/livez", "/healthz", "/readyz", "/health", "/openapi.json", "/docs", "/docs/errors"}
 PAGES = {"/metrics", "/metrics/targets", "/v1/events"}
 
 

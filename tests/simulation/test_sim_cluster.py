@@ -57,7 +57,7 @@ KNOWN = {
     "takes_an_unheard_answer_for_a_refusal": 14,
     "refuses_what_it_was_writing": 13,
     "takes_more_under_a_key": 29,
-    "passes_on_what_a_peer_asks": 80,
+    "passes_on_what_a_peer_asks": 95,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 

@@ -49,7 +49,7 @@ KNOWN = {
     "takes_keys_again": 32,
     "leaves_data_to_who_removed_it": 1,
     "seals_what_has_transfers": 9,
-    "obeys_who_is_coordinator_no_more": 4,
+    "obeys_who_is_coordinator_no_more": 23,
     "names_a_home_that_knows_nothing": 0,
     "gives_numbers_again": 0,
     "notes_no_answer_that_it_knows": 20013,
