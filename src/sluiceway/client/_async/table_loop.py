@@ -30,6 +30,9 @@ Attempt = Callable[[Call[Any]], Awaitable[Any]]
 POLL = timedelta(seconds=20)
 SETTLE_TIMEOUT = timedelta(seconds=10)
 """As for single items: see `AsyncConsumer`."""
+LAST_ANSWER = 0.5
+"""Seconds that a lease call has to answer after a stop. With items there, it takes milliseconds. Then it is cancelled.
+The server puts back what it was about to send, but the items of an answer on its way would stay leased."""
 
 
 class TableLoop:
@@ -85,8 +88,7 @@ class TableLoop:
             lease_timeout = timedelta(milliseconds=self._lease_timeout)
             call = item_calls.lease(self._queue_name, self._client_id, batch_size, POLL, lease_timeout, None, None).as_arrow(read_leased)
             try:
-                # The server puts back the items that it was about to send to a call that is cancelled.
-                leased = await _unless(self._stopping, self._attempt(call))
+                leased = await _unless(self._stopping, self._attempt(call), LAST_ANSWER)
             except CallError as error:
                 if is_final(error):
                     raise
@@ -99,7 +101,10 @@ class TableLoop:
             tell_problem(self._queue_name, self.problem, None)
             failures, self.problem = 0, None
             if leased is not None and len(leased):
-                await self._handle(leased, handler)
+                if self._stopping.is_set():
+                    await self._repeat(item_calls.release(self._queue_name, (), leased.lease_ids, SETTLE_TIMEOUT, Check()))
+                else:
+                    await self._handle(leased, handler)
 
     async def _handle(self, leased: LeasedTable, handler: TableHandler) -> None:
         keeping = asyncio.create_task(self._keep(leased))
@@ -183,12 +188,14 @@ def _verdict(item_id: str, outcome: object) -> Verdict:
     return Verdict(item_id, "dead" if wanted.dead else "retry", wanted.retry_after, wanted.reason)
 
 
-async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:
-    """The result of the work, or None if the event happened before: the work is then cancelled."""
+async def _unless(event: asyncio.Event, work: Awaitable[T], grace: float = 0.0) -> T | None:
+    """The result of the work, or None if the event happens `grace` seconds before: the work is then cancelled."""
     running = asyncio.ensure_future(work)
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if grace and not running.done():
+            await asyncio.wait({running}, timeout=grace)
         return running.result() if running.done() else None
     finally:
         for each in (running, waiting):
