@@ -167,7 +167,7 @@ async def _posted(item: LeasedItem) -> None: ...
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (_posted, "a coroutine, which nobody runs"),
+        (_posted, "a coroutine, which was not run"),
         (lambda _: DeadItem("no"), "a DeadItem; raise it"),
         (lambda _: (n for n in "x"), "a generator"),
     ],
@@ -348,7 +348,7 @@ def test_a_batch_with_outcomes_that_mean_nothing_is_put_back(
 
     consumer.run_batches(handle, batch_size=2)
     assert [total(served.client, queue, name) for name in ("completed", "retried", "ready")] == [0, 2, 2]
-    assert "a batch handler returns ids of its items with a RetryItem or DeadItem each" in caplog.text
+    assert "a handler returns ids of its items with a RetryItem or DeadItem each" in caplog.text
 
 
 def test_a_table_ends_as_its_handler_says_of_each_item(face: Face, served: testing.TestServer, queue: str) -> None:
@@ -414,6 +414,42 @@ def test_a_table_whose_handler_outlasts_a_stop_is_released(face: Face, served: t
         eventually(lambda: [total(served.client, queue, name) for name in names] == [0, 20, 0, 0, 0])
         let_go.set()
         running.result(PATIENCE)
+
+
+def test_a_table_whose_outcomes_could_not_be_staged_is_not_completed(served: testing.TestServer, queue: str) -> None:
+    """To complete its lease would complete the items that are to be retried or dead, too."""
+    served.client.produce(queue, ["x", "x"])
+
+    class NothingIsStaged(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/v1/queue.settle":
+                raise httpx.ConnectError("no")
+            return await super().handle_async_request(request)
+
+    async def main() -> None:
+        async with AsyncClient(served.url, transport=NothingIsStaged()) as client:
+            consumer = client.consumer(queue, retry_for="1ms")
+
+            async def handle(leased: LeasedTable) -> object:
+                consumer.stop()
+                return {leased.ids().to_pylist()[0]: DeadItem("no")}
+
+            await consumer.run_tables(handle)
+
+    asyncio.run(main())
+    assert [total(served.client, queue, name) for name in ("completed", "dead", "total_leased")] == [0, 0, 2]
+
+
+def test_a_table_with_an_outcome_of_another_item_is_put_back(served: testing.TestServer, queue: str) -> None:
+    served.client.produce(queue, ["x", "x"])
+    consumer = served.client.consumer(queue)
+
+    def handle(leased: LeasedTable) -> object:
+        consumer.stop()
+        return {"of another table": DeadItem("no")}
+
+    consumer.run_tables(handle)
+    assert [total(served.client, queue, name) for name in ("completed", "retried")] == [0, 2]
 
 
 def test_tables_of_a_queue_that_is_gone_stop_the_consumer(face: Face, served: testing.TestServer) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 from sluiceway.client.answers import LeasedItem
 from sluiceway.client.item_calls import Retry
@@ -66,7 +67,7 @@ def check_returned(returned: object) -> None:
     if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
             returned.close()
-        raise TypeError(f"the handler returned a {type(returned).__name__}, which nobody runs: make it `async def`, without `yield`")
+        raise TypeError(f"the handler returned a {type(returned).__name__}, which was not run: use `async def` without `yield`")
     if isinstance(returned, RetryItem | DeadItem):
         raise TypeError(f"the handler returned a {type(returned).__name__}; raise it")
 
@@ -78,10 +79,18 @@ def batch_outcomes(items: Sequence[LeasedItem], returned: object) -> dict[str, O
     """
     check_returned(returned)
     outcomes: dict[str, Outcome] = dict.fromkeys((item.id for item in items), DONE)
-    for item_id, verdict in returned.items() if isinstance(returned, Mapping) else ():
-        if item_id not in outcomes or not isinstance(verdict, RetryItem | DeadItem):
-            raise TypeError(f"a batch handler returns ids of its items with a RetryItem or DeadItem each, not {item_id!r}: {verdict!r}")
-        outcomes[item_id] = put_back(item_id, verdict)
+    if isinstance(returned, Mapping):
+        outcomes.update(named_outcomes(outcomes, returned))
+    return outcomes
+
+
+def named_outcomes(ids: Container[str], returned: Mapping[Any, object]) -> dict[str, Retry]:
+    """The outcomes in what a handler of several items returned. Raises TypeError for other ids than these, and other outcomes than ours."""
+    outcomes = {}
+    for item_id, outcome in returned.items():
+        if item_id not in ids or not isinstance(outcome, RetryItem | DeadItem):
+            raise TypeError(f"a handler returns ids of its items with a RetryItem or DeadItem each, not {item_id!r}: {outcome!r}")
+        outcomes[item_id] = put_back(item_id, outcome)
     return outcomes
 
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from sluiceway.client import item_calls
 from sluiceway.client.arrow import LeasedTable, read_leased
-from sluiceway.client.consumer_common import DeadItem, RetryItem, check_returned, put_back, tell_problem
+from sluiceway.client.consumer_common import DeadItem, RetryItem, check_returned, named_outcomes, put_back, tell_problem
 from sluiceway.client.errors import CallError
-from sluiceway.client.item_calls import Check, Retry, Verdict
+from sluiceway.client.item_calls import Check, Verdict
 from sluiceway.client.lease_manager import is_final
 from sluiceway.client.protocol import Call, backoff
 from sluiceway.kernel.clock import Millis
@@ -115,7 +115,11 @@ class TableLoop:
 
     async def _outcome(self, leased: LeasedTable, handler: TableHandler) -> list[Verdict] | BaseException | None:
         """The outcomes other than done, the handler's exception, or None if it was abandoned."""
-        running = asyncio.ensure_future(handler(leased))
+
+        async def handle() -> object:
+            return await handler(leased)
+
+        running = asyncio.create_task(handle())
         waiting = asyncio.create_task(self._abandoning.wait())
         try:
             await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -127,7 +131,7 @@ class TableLoop:
         try:
             returned = running.result()
             check_returned(returned)
-            return [_verdict(item_id, each) for item_id, each in returned.items()] if isinstance(returned, Mapping) else []
+            return _verdicts(leased, returned) if isinstance(returned, Mapping) else []
         except BaseException as error:
             if not isinstance(error, RetryItem | DeadItem):
                 log.warning("queue %s: handling %d items failed", self._queue_name, len(leased), exc_info=error)
@@ -147,11 +151,13 @@ class TableLoop:
                 await self._repeat(item_calls.retry(name, wanted[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT, Check()))
             return
         for at in range(0, len(outcome), MAX_ITEMS_JSON):
-            await self._repeat(item_calls.settle(name, outcome[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT))
+            if not await self._repeat(item_calls.settle(name, outcome[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT)):
+                # To complete the leases now would complete these items, too. They are offered again instead.
+                return
         await self._repeat(item_calls.complete(name, (), lease_ids, SETTLE_TIMEOUT, Check()))
 
-    async def _repeat(self, call: Call[Any]) -> None:
-        """Make the call until it succeeds. Raises an error that no repetition can fix."""
+    async def _repeat(self, call: Call[Any]) -> bool:
+        """Make the call until it succeeds. Returns False if it did not in time. Raises an error that no repetition can fix."""
         failures = 0
         while True:
             try:
@@ -161,14 +167,14 @@ class TableLoop:
                     raise
                 if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                     log.warning("queue %s: outcomes could not be sent (%s)", self._queue_name, error.code)
-                    return
+                    return False
                 await asyncio.sleep((error.retry_after or 0) / 1000 + backoff(failures, random.random()))
                 failures += 1
                 continue
             lost = [each for each in answer.ignored if each.reason not in ("completed", "retried", "released", "dead", "settled")]
             if lost:
                 log.warning("queue %s: outcomes of %d items were refused: %s", self._queue_name, len(lost), lost[0].reason)
-            return
+            return True
 
     async def _keep(self, leased: LeasedTable) -> None:
         """Extend the leases once a third of their time has passed, until this is cancelled."""
@@ -181,11 +187,10 @@ class TableLoop:
                 await self._attempt(call)
 
 
-def _verdict(item_id: str, outcome: object) -> Verdict:
-    if not isinstance(outcome, RetryItem | DeadItem):
-        raise TypeError(f"a handler of tables returns ids of its items with a RetryItem or DeadItem each, not {item_id!r}: {outcome!r}")
-    wanted: Retry = put_back(item_id, outcome)
-    return Verdict(item_id, "dead" if wanted.dead else "retry", wanted.retry_after, wanted.reason)
+def _verdicts(leased: LeasedTable, returned: Mapping[Any, object]) -> list[Verdict]:
+    """The outcomes that a handler named. Raises TypeError as `named_outcomes` does."""
+    wanted = named_outcomes(set(leased.ids().to_pylist()) if returned else (), returned).values()
+    return [Verdict(each.id, "dead" if each.dead else "retry", each.retry_after, each.reason) for each in wanted]
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[T], grace: float = 0.0) -> T | None:
