@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from sluiceway.cli import line_producer, main
+from sluiceway.cli import admin, line_producer, main, session
 from sluiceway.cli.common import chunks, exit_code, print_table, printable, table
 from sluiceway.client import CallError
 from sluiceway.kernel.errors import KINDS, SluicewayError
@@ -140,6 +141,16 @@ def test_a_lost_answer_is_5(run: Run) -> None:
     assert (code, out) == (5, "")
     assert "outcome_unknown" in err
     assert "may or may not" in err
+
+
+def test_every_command_takes_the_server_that_stands_before_it() -> None:
+    """Who makes `Flags` by itself would call the default server in its place."""
+    folder = Path(session.__file__).parent
+    assert [path.name for path in folder.glob("*.py") if re.search(r"\bFlags\(", path.read_text())] == ["session.py"]
+
+
+def test_an_audit_entry_says_what_was_set_to_nothing() -> None:
+    assert admin._words("a queues.update q", {"max_attempts": 0, "dead_queue": None}) == "a queues.update q max_attempts=0 dead_queue=null"
 
 
 @pytest.mark.parametrize("url", ["ftp://localhost:2319", "localhost", "http://"])

@@ -270,10 +270,9 @@ def _print_audit(session: Session, newest_first: Sequence[AuditEntry]) -> None:
 
 
 def _words(title: str, fields: Mapping[str, Any]) -> str:
-    """A line with those fields that say something: `created q requested_partitions=4`. Zeros and empty values are left out."""
-    given = {name: value for name, value in fields.items() if value not in (None, "", 0, [], {}, "0s")}
-    values = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in given.values())
-    text = " ".join((title, *(f"{name}={value}" for name, value in zip(given, values, strict=True))))
+    """A line with the fields: `queue.updated queue_name=q version=2`. Zeros, too: an audit entry may say that a limit was set to 0."""
+    values = (value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False) for value in fields.values())
+    text = " ".join((title, *(f"{name}={value}" for name, value in zip(fields, values, strict=True))))
     return printable(text.encode("utf-8", "surrogatepass"), 1_000)
 
 

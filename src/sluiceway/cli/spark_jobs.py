@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sluiceway.cli.common import EXIT_INTERRUPTED, EXIT_REFUSED, Output, counted, duration_option, json_option, per_second, printable
-from sluiceway.cli.session import Flags, Session, queue_argument, queue_names, server_options
+from sluiceway.cli.common import (
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    Output,
+    counted,
+    duration_option,
+    from_root,
+    json_option,
+    per_second,
+    printable,
+)
+from sluiceway.cli.session import Session, flags, queue_argument, queue_names, server_options
 from sluiceway.cli.stop_signal import Asked
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
@@ -97,7 +107,7 @@ def a_job(command: Callable[..., T]) -> Callable[..., T]:
         request_timeout: str,
         **options: object,
     ) -> T:
-        session = Session(Flags(url, context_name, ca_file), as_json)
+        session = Session(flags(url, context_name, ca_file), as_json or bool(from_root("as_json")))
         try:
             return command(session, JobOptions(master, conf, parse_duration(every, "every") / 1000, request_timeout), **options)
         except SluicewayError as error:
