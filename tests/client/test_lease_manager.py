@@ -176,6 +176,7 @@ def test_stop_releases_what_was_not_begun_and_waits_for_what_was() -> None:
 def test_stop_hangs_up_once_and_releases_what_came_all_the_same() -> None:
     it = world()
     it.pump()
+    it.tick(QUIET_TIME)
     it.keeper.stop()
     assert it.keeper.decide(it.now) == [HangUp()]
     assert it.keeper.decide(it.now) == []
@@ -203,11 +204,25 @@ def test_the_call_for_items_is_left_alone_while_it_may_be_given_what_was_release
     assert it.keeper.decide(it.now) == [HangUp()]
 
 
+def test_a_call_that_was_just_made_is_not_hung_up_on_whose_items_would_stay_leased() -> None:
+    it = world()
+    it.pump()
+    it.tick(2)
+    it.keeper.stop()
+    it.tick(QUIET_TIME - 3)
+    assert it.keeper.decide(it.now) == []
+    assert it.keeper.wake_at() == it.now + 1
+    it.answer_ask(2)
+    it.pump()
+    assert it.calls == {Settle: Settle([], [], it.received)}
+
+
 def test_nothing_is_put_back_before_the_server_knows_that_nobody_waits() -> None:
     it = filled(1)
+    it.tick(QUIET_TIME)
     it.begin()
     it.keeper.stop()
-    assert it.keeper.decide(it.now) == [HangUp()]
+    assert it.keeper.decide(it.now)[0] == HangUp()
     it.finish(retry=True)
     it.tick(HANG_UP_TIME - 1)
     assert it.keeper.decide(it.now) == []

@@ -59,7 +59,8 @@ Effect = Ask | HangUp | Extend | Settle | Lost | Abandon
 DONE, RELEASED = "done", "released"
 
 QUIET_TIME: Millis = 500
-"""How long a waiting lease call is kept after items were put back, because it may receive them. An answer takes a few milliseconds."""
+"""How long a lease call is kept after it was made, or after items were put back: an answer with items may be on its way.
+It takes a few milliseconds."""
 HANG_UP_TIME: Millis = 100
 """Time for the server to notice that a lease call was cancelled, so that it assigns no items to it. It takes a few milliseconds."""
 _LATEST = 0.2
@@ -137,6 +138,7 @@ class LeaseManager:
     _settling: _Line = field(default_factory=_Line)
     _hung_up: bool = False
     _quiet_at: Millis = 0
+    _asked_at: Millis = 0
     _newly_lost: list[str] = field(default_factory=list)
 
     # -- queries and decisions --------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ class LeaseManager:
             effects.append(self._settle())
         room = self._room()
         if room and self._due(self._asking, 0, now):
-            self._asking.busy = True
+            self._asking.busy, self._asked_at = True, now
             effects.append(Ask(min(room, MAX_ITEMS_ARROW)))
         return effects
 
@@ -216,10 +218,10 @@ class LeaseManager:
         return min(self.prefetch, max(0, finished - self.concurrency))
 
     def _hang_up_at(self) -> Millis | None:
-        """When to cancel the waiting lease call. Items that were put back may be in its answer, and a cancelled call would lose them."""
+        """When to cancel the waiting lease call: once no answer is on its way, whose items would stay leased."""
         if not self.stopping or not self._asking.busy or self._hung_up or self._outcomes or self._settling.busy:
             return None
-        return self._quiet_at
+        return max(self._quiet_at, self._asked_at + QUIET_TIME)
 
     def _renew_at(self) -> Millis | None:
         return min((lease.renew_at for lease in self._leases.values()), default=None)
