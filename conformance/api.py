@@ -90,9 +90,10 @@ class Api:
         return self._pool.submit(self.post, call, **fields)
 
     def queue(self, **settings: object) -> Queue:
-        """A new queue of the case's own. Its leases outlive a slow machine's case."""
+        """A new queue of the case's own, with nothing that the case does not name. Its leases outlive a slow machine's case."""
         name = f"case-{secrets.token_hex(6)}"
-        self.ask("queues.create", **{"queue_name": name, "lease_timeout": "10m", **settings})
+        off: dict[str, object] = {"max_attempts": None, "retry_backoff": None, "dead_queue": None}
+        self.ask("queues.create", **{"queue_name": name, "lease_timeout": "10m", **off, **settings})
         return Queue(self, name)
 
     def close(self) -> None:

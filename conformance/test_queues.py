@@ -112,10 +112,10 @@ def test_C29_an_update_changes_what_it_names(api: Api) -> None:
     assert (default["lease_timeout"], default["max_attempts"], default["dead_queue"]) == ("1m", 0, None)
     assert default["reference"] == "mine"
     chained = api.queue(dead_queue=dead.name)
-    for wrong in ("no-such-queue", queue.name, chained.name):
+    for wrong in ("no-such-queue", queue.name):
         answer = api.post("queues.update", queue_name=queue.name, dead_queue=wrong)
         assert 400 <= answer.status_code < 500, (wrong, answer.text)
-    assert api.post("queues.update", queue_name=dead.name, dead_queue=queue.name).status_code in (400, 409)
+    assert api.post("queues.update", queue_name=dead.name, dead_queue=chained.name).status_code in (400, 409)
     assert api.post("queues.update", queue_name=queue.name, requested_partitions=7).status_code == 400
     assert api.ask("queues.info", queue_name=queue.name) == default
 
@@ -128,14 +128,14 @@ def explained(queue: Queue, item_id: str) -> Any:
 
 
 def test_C30_explain_says_why_an_item_is_not_being_served(api: Api) -> None:
-    """For every id there ever was, and for those there never were. (API)"""
+    """For every id there ever was, and for those there never were. A back-off is shortened by up to a fifth. (API)"""
     queue = api.queue(retry_backoff={"first": "10m", "most": "1h"})
     first_id = queue.fill(5)["first_id"]
     due = now() + 3_600_000
     scheduled = queue.schedule(due, "later")["first_id"]
     done, leased, retried = (queue.one(client_id="me") for _ in range(3))
     queue.complete([done["id"]])
-    earliest = now() + 600_000
+    earliest = now() + 480_000
     queue.retry(retried["id"])
     last = ids(queue.ask("queue.peek", limit=10))[-1]
 

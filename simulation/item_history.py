@@ -229,7 +229,7 @@ class ItemHistory:
             return disposition.retry_at
         if disposition.retry_after is not None:
             return self.cycle.now + disposition.retry_after
-        return self.cycle.now + (0 if self.record.retry_backoff is None else self.record.retry_backoff.after(attempts))
+        return self.cycle.now + (0 if self.record.retry_backoff is None else self.record.retry_backoff.after(attempts, self.cycle.now))
 
     def _is_leased(self, item: Item, place: Place) -> None:
         lease = self.new.leases[place.lease]

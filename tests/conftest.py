@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from sluiceway.testing import memory_server
+
 # A deadline per example, or for the first ones together, would measure the machine, not the code. The same examples in every run, so that
 # a change is judged by what it changed; `make explore` tries new ones.
 settings.register_profile("sluiceway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, derandomize=True)
@@ -28,6 +30,9 @@ for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "SPARK_HOME", "SPARK_CONF_DIR", "P
     os.environ.pop(name, None)
 for name in [name for name in os.environ if name.startswith("SLUICEWAY_") and not name.startswith("SLUICEWAY_TEST_")]:
     del os.environ[name]
+# Most tests want a queue without a limit of attempts, pauses and a dead queue. Those of safe queues start servers of their own.
+os.environ["SLUICEWAY_SERVER__NEW_QUEUES"] = "plain"
+memory_server.FLAGS["server.new_queues"] = "plain"
 # Nor are the servers to which the user has given names.
 os.environ["XDG_CONFIG_HOME"] = "/nowhere"
 

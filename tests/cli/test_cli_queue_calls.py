@@ -73,7 +73,9 @@ def shell(shared: tuple[FakeService, str], monkeypatch: pytest.MonkeyPatch, caps
 
 def test_every_setting_can_be_created_and_updated(service: FakeService, shell: Shell) -> None:
     service.script = [RECORD, msgspec.structs.replace(RECORD, version=5)]
-    assert shell.says("queue", "create", "q", "--partitions", "3", *SETTINGS) == "Created q with 3 partitions\n"
+    assert shell.says("queue", "create", "q", "--partitions", "3", *SETTINGS) == (
+        "Created q with 3 partitions. No limit of attempts; retries at once; dead items are dropped.\n"
+    )
     assert shell.says("queue", "update", "q", *SETTINGS, "--if-version", "4") == "Updated q to version 5\n"
     assert service.asked == [QueueSpec("q", 3, **MEANT), QueuePatch(MEANT, 4)]  # type: ignore[arg-type]
 

@@ -38,7 +38,8 @@ def shell(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def test_queues(shell: Shell) -> None:
     name, dead = "made", f"{shell.queue}.dead"
     options = ("--partitions", "3", "--lease-timeout", "90s", "--max-attempts", "2", "--dead-queue", dead, "--reference", "[mine]")
-    assert shell.says("queue", "create", name, *options) == "Created made with 3 partitions\n"
+    chosen = f"At most 2 attempts; retries at once; dead items go to {dead}."
+    assert shell.says("queue", "create", name, *options) == f"Created made with 3 partitions. {chosen}\n"
     code, out, err = shell.ends("queue", "create", name)
     assert (code, out) == (3, "")
     assert "queue_exists" in err

@@ -81,7 +81,7 @@ def interrupted(process: subprocess.Popen[str]) -> int:
 
 @verb("queue create", "queue list", "queue info", "queue update", "queue delete")
 def test_queues(shell: Shell) -> None:
-    assert shell.says("queue", "create", "one") == "Created one with 1 partition\n"
+    assert shell.says("queue", "create", "one").startswith("Created one with 1 partition. ")
     assert shell.json("queue", "create", "two", "--partitions", "2")[0]["requested_partitions"] == 2
     assert re.search(r"(?m)^one ", shell.says("queue", "list"))
     assert {"one", "two"} <= {each["queue_name"] for each in shell.json("queue", "list")}

@@ -119,9 +119,9 @@ def test_a_new_back_off_holds_at_the_next_retry_and_not_for_one_that_names_its_t
     rig.ask(settle({0: [1]}, Disposition("retry", retry_after=0)))
     rig.end(0)
     assert rig.durable(0) == (1, 1, 1)
-    rig.wait(3_999)
+    rig.wait(3_199)
     assert not rig.commits
-    rig.wait(1)
+    rig.wait(801)
     rig.end(0)
     assert rig.durable(0) == (2, 1, 0)
 

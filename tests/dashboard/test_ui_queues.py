@@ -16,8 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from sluiceway.cli.main import cli
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS
 from sluiceway.server.ui import payload
-from sluiceway.server.ui.pages.queue_commands import COMMANDS, SETTINGS
+from sluiceway.server.ui.pages.queue_commands import COMMANDS
 from sluiceway.server.ui.pages.queue_items import COMMANDS as ITEM_COMMANDS
 from tests.dashboard.test_ui import blocks, signed
 from tests.server.server_guarded import Guarded, guarded
@@ -293,7 +294,7 @@ def test_the_dead_of_a_queue_are_told_by_their_reasons(server: Running) -> None:
 def test_settings_are_told_apart_from_defaults(server: Running) -> None:
     origins = {row[0]: row[2] for row in rows(page(server, f"/{server.queue()}/settings"), "settings")}
     assert set(origins.values()) == {"default"}
-    assert len(origins) == len(SETTINGS)
+    assert len(origins) == len(QUEUE_SETTINGS)
     name = server.queue(reference=EVIL, retry_backoff={"first": "1s", "most": "10m"}, lease_timeout="5m")
     shown = {row[0]: row[1:3] for row in rows(page(server, f"/{name}/settings"), "settings")}
     assert shown["Reference"] == [EVIL, "set"]
@@ -421,7 +422,7 @@ def test_the_command_line_that_is_shown_is_one(command: Any) -> None:
 def test_what_can_be_unset_has_its_flag() -> None:
     update = next(command for command in COMMANDS if command.name == "queues.update")
     unset = {field.name: "1" for field in update.fields if field.gives is not None}
-    assert len(unset) == 4
+    assert len(unset) == 5
     assert update.values({"queue_name": "q", **unset}) == {"queue_name": "q"} | {
         field.gives[0]: None for field in update.fields if field.gives
     }

@@ -65,16 +65,16 @@ def certified(folder: Path) -> tuple[TlsFiles, str]:
 
 
 @contextmanager
-def guarded(data: Path, *, secure: bool = False, keys: bool = True) -> Iterator[Guarded]:
+def guarded(data: Path, *, secure: bool = False, keys: bool = True, new_queues: str = "plain") -> Iterator[Guarded]:
     """All that a server process serves from that data directory, for callers with a key, until the block ends.
 
-    `secure`: over TLS. Not `keys`: for everybody.
+    `secure`: over TLS. Not `keys`: for everybody. `new_queues`: as in the server's configuration.
     """
     ready = threading.Event()
     tls, ca_file = certified(data.with_name(f"{data.name}-tls")) if secure else (None, "")
     sock = bind("127.0.0.1", 0)
     service = Service(data)
-    loaded = load(environment={"ADMIN": ADMIN_KEY}, flags={"server.admin_key": "env:ADMIN"})
+    loaded = load(environment={"ADMIN": ADMIN_KEY}, flags={"server.admin_key": "env:ADMIN", "server.new_queues": new_queues})
     made: list[Guarded] = []
 
     async def life() -> None:

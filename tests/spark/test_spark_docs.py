@@ -41,7 +41,9 @@ def masked(text: str) -> str:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_pages_run_and_print_what_they_show(repository: Path, tmp_path: Path) -> None:
+def test_the_pages_run_and_print_what_they_show(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a user's server is, not as those of other tests are.
+    monkeypatch.delenv("SLUICEWAY_SERVER__NEW_QUEUES")
     pages = [repository / "docs" / name for name in PAGES]
     work = tmp_path / "work"
     work.mkdir()

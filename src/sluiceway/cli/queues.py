@@ -40,9 +40,9 @@ def _logical_queues(context: click.Context, option: click.Parameter, value: str 
     return int(value)
 
 
-def _option(setting: Setting) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def _option(setting: Setting, is_new: bool) -> Callable[[Callable[..., T]], Callable[..., T]]:
     flag, kind = f"--{setting.name.replace('_', '-')}", setting.form.kind
-    help = f"{setting.about} [server's default: {setting.default_text}]"
+    help = f"{setting.about} [server's default: {setting.new_text}]" if is_new else setting.about
     if kind == "duration":
         return duration_option(flag, help=help)
     if kind == "backoff":
@@ -59,43 +59,47 @@ class _WithSettings(click.Command):
 
     at = 2
     """Parameters before them."""
-    unset = False
-    """Also a `--no-…` flag for each setting that can be absent."""
+    is_new = True
+    """Whether the queue is created."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if not hasattr(self, "_settings"):
-            self._settings = _parameters(self.unset)
+            self._settings = _parameters(self.is_new)
             self.params[self.at : self.at] = self._settings
         return super().get_params(ctx)
 
 
 class _WithSettingsToChange(_WithSettings):
     at = 1
-    unset = True
+    is_new = False
 
 
-def _parameters(unset: bool) -> list[click.Parameter]:
+def _parameters(is_new: bool) -> list[click.Parameter]:
+    """An option for each setting, and a `--no-…` flag to go without it: where it is changed, or is given to new queues."""
     from sluiceway.contract.queue_settings import QUEUE_SETTINGS
 
     def holder() -> None: ...
 
     for setting in QUEUE_SETTINGS.values():
-        _option(setting)(holder)
+        _option(setting, is_new)(holder)
     for setting in QUEUE_SETTINGS.values():
-        if unset and setting.is_nullable:
+        if setting.new is not None or (setting.can_be_off and not is_new):
             help = f"{setting.label}: {setting.unset}."
             click.option(f"--no-{setting.name.replace('_', '-')}", is_flag=True, help=help)(holder)
     return list(holder.__click_params__)  # type: ignore[attr-defined]
 
 
 def _settings(typed: dict[str, Any]) -> Settings:
-    """The settings that were passed as options."""
+    """The settings that were passed as options; None for those that were switched off."""
     from sluiceway.client import Backoff
 
-    settings = {name: value for name, value in typed.items() if value is not None}
+    off = {option.removeprefix("no_") for option in [*typed] if option.startswith("no_") and typed.pop(option)}
+    settings = {name: value for name, value in typed.items() if value is not None and not name.startswith("no_")}
+    for option in (name.replace("_", "-") for name in off if name in settings):
+        raise click.UsageError(f"--{option} and --no-{option} exclude each other")
     if "retry_backoff" in settings:
         settings["retry_backoff"] = Backoff(*settings["retry_backoff"])
-    return cast("Settings", settings)
+    return cast("Settings", {**settings, **dict.fromkeys(off)})
 
 
 @queue.command(cls=_WithSettings)
@@ -105,8 +109,17 @@ def _settings(typed: dict[str, Any]) -> Settings:
 def create(session: Session, name: str, partitions: int | None, **typed: Any) -> None:
     """Create the queue NAME."""
     info = session.client.create_queue(name, requested_partitions=partitions, **_settings(typed))
+    session.print(info, _created(info))
+
+
+def _created(info: QueueInfo) -> str:
+    """`Created q with 1 partition. At most 20 attempts; retries after 1s to 10m; dead items go to q-dead.`"""
     count = len(info.partitions)
-    session.print(info, f"Created {info.queue_name} with {count} {'partition' if count == 1 else 'partitions'}")
+    attempts = f"At most {info.max_attempts:,} attempts" if info.max_attempts else "No limit of attempts"
+    backoff = info.retry_backoff
+    retries = f"retries after {backoff.first} to {backoff.most}" if backoff else "retries at once"
+    dead = f"dead items go to {info.dead_queue}" if info.dead_queue else "dead items are dropped"
+    return f"Created {info.queue_name} with {count} {'partition' if count == 1 else 'partitions'}. {attempts}; {retries}; {dead}."
 
 
 @queue.command(cls=_WithSettingsToChange)
@@ -115,13 +128,10 @@ def create(session: Session, name: str, partitions: int | None, **typed: Any) ->
 @connected
 def update(session: Session, name: str, if_version: int | None, **typed: Any) -> None:
     """Change settings of the queue NAME. They take effect at once; omitted settings stay unchanged."""
-    unset = {option.removeprefix("no_") for option in [*typed] if option.startswith("no_") and typed.pop(option)}
     settings = _settings(typed)
-    for option in (setting.replace("_", "-") for setting in unset if setting in settings):
-        raise click.UsageError(f"--{option} and --no-{option} exclude each other")
-    if not settings and not unset:
+    if not settings:
         raise click.UsageError("pass at least one setting to change")
-    answer = session.client.update_queue(name, version=if_version, **cast("Settings", {**settings, **dict.fromkeys(unset)}))
+    answer = session.client.update_queue(name, version=if_version, **settings)
     session.print(answer, f"Updated {name} to version {answer.version}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from sluiceway.adapters import system
 from sluiceway.cluster.ownership import Ownership, items_of
 from sluiceway.cluster.router import Router
-from sluiceway.contract.queue_settings import Verb
+from sluiceway.contract.queue_settings import Verb, settings_of_new
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.group.group_records import Writes
 from sluiceway.core.queue.routing import Peer
@@ -83,42 +83,45 @@ class QueueChanges:
         self.lock = asyncio.Lock()
 
     async def create(self, spec: QueueSpec, by: Actor) -> QueueRecord:
-        """Record a queue and open it. Raises queue_exists, invalid_request."""
+        """Record a queue, with its dead queue if the spec says so, and open it. Raises queue_exists, invalid_request."""
         check_queue_name(spec.queue_name)
         if not 1 <= spec.requested_partitions <= MAX_PARTITIONS:
             raise invalid("requested_partitions", f"expected 1 to {MAX_PARTITIONS}")
         async with self.lock:
-            record, stamp = await self.decide(lambda: self._create(spec, by))
+            records, stamp = await self.decide(lambda: self._create(spec, by))
         await self._shares.tell(stamp)
-        await self._shares.opened(record)
-        log.info("queue %s created with %d partitions", record.queue_name, len(record.partitions), extra=_said(by))
-        return record
+        for record in records:
+            await self._shares.opened(record)
+            log.info("queue %s created with %d partitions", record.queue_name, len(record.partitions), extra=_said(by))
+        return records[0]
 
-    async def _create(self, spec: QueueSpec, by: Actor) -> tuple[QueueRecord, Stamp]:
+    async def _create(self, spec: QueueSpec, by: Actor) -> tuple[list[QueueRecord], Stamp]:
+        """Return the new queue, its dead queue if that is new, too, and the stamp of the commit."""
         if spec.queue_name in self._catalog:
             raise SluicewayError("queue_exists", f"queue {spec.queue_name!r} already exists", "queue_name")
-        if spec.dead_queue is not None:
+        specs = [spec]
+        if spec.dead_queue is not None and spec.makes_dead_queue and spec.dead_queue not in self._catalog:
+            specs.append(QueueSpec(spec.dead_queue, **settings_of_new(spec.dead_queue)))
+        elif spec.dead_queue is not None:
             self._check_dead_queue(spec.queue_name, spec.dead_queue)
         now = system.now()
-        record = QueueRecord(
-            spec.queue_name,
-            await self._new_incarnation(),
-            now,
-            now,
-            self._backends.place(spec.requested_partitions),
-            **spec.settings(),
-        )
-        entry = self._audit.entry("queues.create", by, record.queue_name, settings_of(record))
-        limits = {} if record.logical_queues is None else {record.incarnation: wanted(record.logical_queues, 1)}
-        return record, await self._catalog.put(record, dict([entry]), self._ownership.placing(items_of(record), limits))
+        records: list[QueueRecord] = []
+        for each in specs:
+            incarnation = await self._new_incarnation({record.incarnation for record in records})
+            placed = self._backends.place(each.requested_partitions)
+            records.append(QueueRecord(each.queue_name, incarnation, now, now, placed, **each.settings()))
+        entries = dict(self._audit.entry("queues.create", by, each.queue_name, settings_of(each)) for each in records)
+        limits = {each.incarnation: wanted(each.logical_queues, 1) for each in records if each.logical_queues is not None}
+        writes = self._ownership.placing([item for each in records for item in items_of(each)], limits)
+        return records, await self._catalog.put(records[0], entries, writes, *records[1:])
 
-    async def _new_incarnation(self) -> str:
-        """Return an incarnation that no queue uses, nor any deleted queue whose data may still exist. Raises `unavailable`."""
+    async def _new_incarnation(self, others: Collection[str]) -> str:
+        """Return an incarnation other than these, of no queue, and of no deleted queue whose data may still exist. Raises `unavailable`."""
         try:
             view = await self._meta.read(prefixes=[DROPPING])
         except StoreUnavailableError as error:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
-        used = {record.incarnation for record in self._catalog} | {incarnation_of(key) for key in view.entries}
+        used = {record.incarnation for record in self._catalog} | {incarnation_of(key) for key in view.entries} | {*others}
         while (incarnation := system.new_incarnation()) in used:
             pass
         return incarnation
@@ -129,8 +132,11 @@ class QueueChanges:
             raise invalid("dead_queue", "a queue cannot be its own dead queue")
         if dead_queue not in self._catalog:
             raise invalid("dead_queue", f"there is no queue {dead_queue!r}; create it first")
-        if self._catalog.get(dead_queue).dead_queue is not None:
-            raise invalid("dead_queue", f"queue {dead_queue!r} has a dead queue itself; chains are not allowed")
+        following: str | None = dead_queue
+        while following is not None and (record := self._catalog.find(following)) is not None:
+            following = record.dead_queue
+            if following == queue_name:
+                raise invalid("dead_queue", f"dead items of {dead_queue!r} end in {queue_name!r}, so these would go round in a circle")
 
     async def update(self, queue_name: str, patch: QueuePatch, action: str, by: Actor) -> QueueRecord:
         """Change the settings in `patch`, durably and at once. Raises queue_not_found, version_conflict, invalid_request."""
@@ -196,7 +202,6 @@ class QueueChanges:
             raise invalid("lease_timeout", "longer than max_lease_timeout")
         if changed.dead_queue is not None and changed.dead_queue != record.dead_queue:
             self._check_dead_queue(queue_name, changed.dead_queue)
-            self._check_no_chain(queue_name)
         entry = self._audit.entry(action, by, queue_name, changes(record, changed))
         return changed, await self._catalog.put(changed, dict([entry]), self._limiting(record, changed))
 
@@ -222,12 +227,6 @@ class QueueChanges:
                 log.info("queue %s: its number of logical queues could not be changed, will retry: %s", record.queue_name, error)
                 return
         log.info("queue %s has %d logical queues now, before %d", record.queue_name, count, had)
-
-    def _check_no_chain(self, queue_name: str) -> None:
-        for other in self._catalog:
-            if other.dead_queue == queue_name:
-                text = f"dead_queue: queue {queue_name!r} is itself the dead queue of {{other}}"
-                raise OtherQueueError("invalid_request", text, other.queue_name, "dead_queue")
 
     async def decide(self, change: Callable[[], Awaitable[T]]) -> T:
         """Make the change, and repeat it after each conflict with another process, up to MAX_TRIES times. The caller holds `lock`."""

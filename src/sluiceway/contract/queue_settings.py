@@ -27,17 +27,25 @@ Verb = Literal["produce", "lease"]
 LogicalQueues = int | Literal["auto"] | None
 """How many logical queues a queue has, on as many instances; None: one on each; `auto`: as many as its load takes."""
 _MAX_COUNT: Final = 1_000_000_000
+DEAD_SUFFIX: Final = "-dead"
+"""The dead queue that is made with the queue `orders` is `orders-dead`."""
 
 
 class RetryBackoff(msgspec.Struct, frozen=True):
-    """Exponential back-off in milliseconds: `first` after the first attempt, doubled with each further attempt, `most` at most."""
+    """Exponential back-off in milliseconds: `first` after the first attempt, doubled with each further attempt, `most` at most.
+
+    Each delay is shortened by up to a fifth, so that items that failed at different moments do not come back at the same one.
+    """
 
     first: Millis
     most: Millis
 
-    def after(self, attempts: int) -> Millis:
-        """The delay after that many attempts (1 or more)."""
-        return min(self.most, self.first << min(attempts - 1, 40))
+    def after(self, attempts: int, seed: int) -> Millis:
+        """The delay after that many attempts (1 or more). `seed` is any number: the same one shortens the delay by the same part."""
+        delay = min(self.most, self.first << min(attempts - 1, 40))
+        # Multiplicative hashing (Knuth, The Art of Computer Programming, 6.4): neighbouring seeds give numbers far apart.
+        part = seed * 2_654_435_761 % (1 << 32)
+        return delay - (delay * part // 5 >> 32)
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -91,7 +99,10 @@ _TEXT: Final = Form("text", ShortText, check_text)
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting: its name, what people call it, one sentence on what it does, and what its default stands for, if that is not plain."""
+    """A setting: its name, what people call it, one sentence on what it does, and what its default stands for, if that is not plain.
+
+    `new`: the value that a new queue gets if its call does not name the setting; None: the default.
+    """
 
     name: str
     label: str
@@ -99,11 +110,20 @@ class Setting:
     form: Form
     default: Any
     unset: str
+    new: Any
 
     @property
-    def is_nullable(self) -> bool:
-        """Whether it can be absent."""
-        return self.default is None
+    def can_be_off(self) -> bool:
+        """Whether there is a way to go without it: its default."""
+        return self.default is None or self.new is not None
+
+    @property
+    def new_text(self) -> str:
+        """What a new queue gets, and what that stands for: `20`, `1s to 10m`, `none, dead items are dropped`."""
+        if self.new is None:
+            return self.default_text
+        value = self.text(self.new)
+        return f"{value.first} to {value.most}" if isinstance(value, Backoff) else str(value)
 
     @property
     def default_text(self) -> str:
@@ -125,8 +145,8 @@ class Setting:
         return None if value is None else self.form.write(value)
 
 
-def _setting(label: str, about: str, form: Form, *, unset: str = "") -> Meta:
-    return Meta(extra={"label": label, "about": about, "form": form, "unset": unset})
+def _setting(label: str, about: str, form: Form, *, unset: str = "", new: Any = None) -> Meta:
+    return Meta(extra={"label": label, "about": about, "form": form, "unset": unset, "new": new})
 
 
 # -- the entries ------------------------------------------------------------------------------------------------------
@@ -142,15 +162,16 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         Millis, _setting("Longest lease", "Longest lease duration that a call may ask for.", _duration(1, MAX_LEASE_TIMEOUT))
     ] = MAX_LEASE_TIMEOUT
     max_attempts: Annotated[
-        int, _setting("Max attempts", "Leases that an item may use up before it is dead.", _COUNT, unset="no limit")
+        int, _setting("Max attempts", "Leases that an item may use up before it is dead.", _COUNT, unset="no limit", new=20)
     ] = 0
     dead_queue: Annotated[
         QueueName | None,
         _setting(
             "Dead queue",
-            "Queue that receives dead items. It must exist and have no dead queue itself.",
+            "Queue that receives dead items. It must exist.",
             _QUEUE,
             unset="none, dead items are dropped",
+            new=f"NAME{DEAD_SUFFIX}",
         ),
     ] = None
     expire_timeout: Annotated[
@@ -161,9 +182,10 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         RetryBackoff | None,
         _setting(
             "Retry back-off",
-            "Delay after an expired lease or an untimed retry: the first, doubled with each attempt, up to the longest.",
+            "Delay after an expired lease or an untimed retry: the first, doubled with each attempt, to the longest; less up to a fifth.",
             _BACKOFF,
             unset="none, a retry is due at once",
+            new=RetryBackoff(1_000, 600_000),
         ),
     ] = None
     idempotency_window: Annotated[
@@ -208,6 +230,18 @@ def _entries() -> Mapping[str, Setting]:
 
 QUEUE_SETTINGS: Final = _entries()
 """By name, in the order in which people are shown them."""
+
+
+def settings_of_new(queue_name: str) -> dict[str, Any]:
+    """The settings that a new queue gets unless its call names them: failing items pause, end, and are kept.
+
+    `dead` and `NAME-dead` are taken for dead queues, which need no dead queue, and no limit after which their items would be dropped.
+    """
+    found = {name: each.new for name, each in QUEUE_SETTINGS.items() if each.new is not None}
+    if f"-{queue_name}".endswith(DEAD_SUFFIX):
+        del found["max_attempts"], found["dead_queue"]
+        return found
+    return found | {"dead_queue": queue_name + DEAD_SUFFIX}
 
 
 # -- for callers --------------------------------------------------------------------------------------------------------

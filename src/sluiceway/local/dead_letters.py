@@ -16,7 +16,7 @@ _OURS = "sluiceway-"
 
 
 def dead_rows(source: QueueRecord, reason: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return a transfer's rows as a batch to produce. Headers are kept, and `sluiceway-…` ones added; `origin` is the first id.
+    """Return a transfer's rows as a batch to produce. Headers are kept, but for those of an earlier death; `origin` is the first id.
 
     The same transfer always gives the same rows, so they contain no time of death: that is when the dead queue took the item.
     """
@@ -43,7 +43,7 @@ def redriven_rows(source: QueueRecord, batches: list[pa.RecordBatch]) -> pa.Reco
     names = [name for name in ("payload", "kind", "encoding", "reference") if name in schema.names]
     arrays = [rows.column(name) for name in names]
     if "headers" in schema.names:
-        own = [[pair for pair in pairs or () if not pair[0].startswith(_OURS)] or None for pairs in rows.column("headers").to_pylist()]
+        own = [_without_ours(pairs) or None for pairs in rows.column("headers").to_pylist()]
         names, arrays = [*names, "headers"], [*arrays, pa.array(own, HEADERS)]
     return pa.RecordBatch.from_arrays([*arrays, _origins(source, rows)], names=[*names, "origin"])
 
@@ -55,7 +55,7 @@ def _origins(source: QueueRecord, rows: pa.RecordBatch) -> pa.Array:
 
 
 def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch) -> pa.Array:
-    """Each row's own headers, followed by those that record its death."""
+    """Each row's own headers, followed by those that record its death. Those of an earlier death go: a key stands in a map once."""
     same = {REASON_HEADER: reason, QUEUE_HEADER: source.queue_name}
     count = rows.num_rows
     each = {
@@ -74,4 +74,8 @@ def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch) -> pa.Array
     own = rows.column("headers").to_pylist()
     keys, texts = added_keys.to_pylist(), added_values.to_pylist()
     added = [list(zip(keys[i * width : (i + 1) * width], texts[i * width : (i + 1) * width], strict=True)) for i in range(count)]
-    return pa.array([[*(pairs or []), *more] for pairs, more in zip(own, added, strict=True)], HEADERS)
+    return pa.array([[*_without_ours(pairs), *more] for pairs, more in zip(own, added, strict=True)], HEADERS)
+
+
+def _without_ours(pairs: list[tuple[str, str]] | None) -> list[tuple[str, str]]:
+    return [pair for pair in pairs or () if not pair[0].startswith(_OURS)]

@@ -109,18 +109,21 @@ class Catalog:
         del self._names[gone.incarnation]
         self._learns.forgotten(gone)
 
-    async def put(self, record: QueueRecord, also: Mapping[str, bytes], writes: Writes | None = None) -> Stamp:
-        """Record the queue as new or changed, with further writes in the same commit.
+    async def put(self, record: QueueRecord, also: Mapping[str, bytes], writes: Writes | None = None, *others: QueueRecord) -> Stamp:
+        """Record the queue, and others, as new or changed, with further writes in the same commit.
 
         Raises ConflictError if another process has changed any queue since `stamp`: then follow, and decide again. `outcome_unknown`.
         """
-        key, known = QUEUE + record.queue_name, self._known.get(record.queue_name)
         writes = writes or Writes()
-        writes.checks[key] = None if known is None else known.stamp
-        writes.puts |= {key: encode_queue(record), **also}
+        for each in (record, *others):
+            key, known = QUEUE + each.queue_name, self._known.get(each.queue_name)
+            writes.checks[key] = None if known is None else known.stamp
+            writes.puts[key] = encode_queue(each)
+        writes.puts |= also
         stamp = await self._commit(writes)
         if stamp > self.stamp:
-            self._learn(record, stamp)
+            for each in (record, *others):
+                self._learn(each, stamp)
             self.stamp = stamp
         return stamp
 

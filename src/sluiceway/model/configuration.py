@@ -60,6 +60,14 @@ class ServerSettings(Settings, frozen=True):
             restart=True,
         ),
     ] = DISK_RESERVE
+    new_queues: Annotated[
+        Literal["safe", "plain"],
+        key(
+            "settings that a call to create a queue does not name; safe: at most 20 attempts, a retry back-off of 1s to 10m, a dead queue; "
+            "plain: none of them",
+            restart=True,
+        ),
+    ] = "safe"
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS), key("processes that serve the data directory together", restart=True)] = 1
 
 

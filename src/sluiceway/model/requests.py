@@ -312,10 +312,11 @@ class Explanation:
 
 
 class QueueSpec(QueueSettings, frozen=True):
-    """Request of `queues.create`."""
+    """Request of `queues.create`. `makes_dead_queue`: the dead queue is created, too, if it does not exist."""
 
     queue_name: str
     requested_partitions: int = 1
+    makes_dead_queue: bool = False
 
 
 @dataclass(slots=True)

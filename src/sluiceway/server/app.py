@@ -90,6 +90,8 @@ class Fittings:
     """The only port that serves administrators' calls and /metrics. None: all ports do."""
     peers: PeerCalls | None = None
     """Requests of other instances; None: there are none."""
+    safe_queues: bool = False
+    """Whether new queues get a limit of attempts, a back-off and a dead queue by themselves."""
     dashboard: bool = False
     """Whether to serve the dashboard at /ui, which needs all calls of the API."""
 
@@ -115,7 +117,7 @@ class App:
         self._items = ItemCalls(service, self.answer_memory)
         rooms = (
             self._items,
-            QueueCalls(service),
+            QueueCalls(service, fittings.safe_queues),
             InspectionCalls(service, self.answer_memory),
             RebalanceCalls(service),
             InstanceCalls(service),

@@ -11,7 +11,7 @@ from sluiceway.contract.consumer_answers import QueryInfo
 from sluiceway.contract.fields import texts
 from sluiceway.contract.instance_answers import GroupTimes
 from sluiceway.contract.key_answers import KeyInfo
-from sluiceway.contract.queue_settings import QUEUE_SETTINGS
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Setting
 
 _CALLS: Final = {
     "queue_name": "1 to 128 of `A-Z a-z 0-9 _ . -`, not beginning with `.` or `-`.",
@@ -96,12 +96,19 @@ _ANSWERS: Final = {
     "partitions": "The queue's partitions.",
 }
 
+
+def _of_new(setting: Setting) -> str:
+    off = "" if setting.new is None else f"; null: {setting.unset}"
+    return f"{setting.about} Default: {setting.new_text}{off}."
+
+
 _SETTINGS: Final = {
     **{
         f"{kind}.{name}": f"{each.about} Default: {each.default_text}."
-        for kind in ("CreateCall", "UpdateCall", "QueueInfo")
+        for kind in ("UpdateCall", "QueueInfo")
         for name, each in QUEUE_SETTINGS.items()
     },
+    **{f"CreateCall.{name}": _of_new(each) for name, each in QUEUE_SETTINGS.items()},
     "LeaseCall.lease_timeout": "Duration of the lease; null: the queue's.",
     "ExtendCall.lease_timeout": "New duration of the leases from now; null: the queue's.",
     "requested_partitions": "Number of partitions.",

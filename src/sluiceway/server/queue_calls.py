@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from sluiceway.contract.item_answers import Cleared, Redriven
-from sluiceway.contract.queue_settings import QueueInfo, QueuePage
+from sluiceway.contract.queue_settings import DEAD_SUFFIX, QueueInfo, QueuePage
 from sluiceway.contract.queue_stats import QueueStats
 from sluiceway.instance.service import Service
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.queue import QueueRecord
 from sluiceway.server.endpoints import Endpoint
@@ -16,10 +18,14 @@ from sluiceway.wire import answers, json_queues, shapes
 
 
 class QueueCalls:
-    """Create, change, show, pause, clear, redrive and delete queues."""
+    """Create, change, show, pause, clear, redrive and delete queues.
 
-    def __init__(self, service: Service) -> None:
+    `safe_queues`: a new queue gets a limit of attempts, a back-off and a dead queue, unless its call says otherwise.
+    """
+
+    def __init__(self, service: Service, safe_queues: bool = False) -> None:
         self._service = service
+        self._safe_queues = safe_queues
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -95,7 +101,7 @@ class QueueCalls:
         return await shown(self._service, record)
 
     async def _create(self, request: Request) -> Body:
-        spec = json_queues.decode_create(request.body).spec()
+        spec = json_queues.decode_create(request.body).spec(self._safe_queues)
         request.permit(spec.queue_name)
         _permit_dead_queue(request, spec.dead_queue)
         return await self._shown(await self._service.create_queue(spec, request.actor))
@@ -122,8 +128,20 @@ class QueueCalls:
 
     async def _delete(self, request: Request) -> Body:
         call = json_queues.decode_delete(request.body)
-        await self._service.delete_queue(request.permit(call.queue_name), call.force, request.actor)
+        record = await self._service.look_up(request.permit(call.queue_name))
+        await self._service.delete_queue(record.queue_name, call.force, request.actor)
+        await self._delete_own_dead_queue(request, record)
         return b"{}"
+
+    async def _delete_own_dead_queue(self, request: Request, deleted: QueueRecord) -> None:
+        """Delete the dead queue that was made with a queue, if it is empty and nobody has changed it."""
+        name = deleted.queue_name + DEAD_SUFFIX
+        if deleted.dead_queue != name or not request.caller.may("manage", name):
+            return
+        # It stays where it has items, or is another queue's dead queue, too.
+        with contextlib.suppress(SluicewayError):
+            if (await self._service.look_up(name)).version == 1:
+                await self._service.delete_queue(name, False, request.actor)
 
     async def _stats(self, request: Request) -> Body:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)

@@ -89,6 +89,7 @@ class Assembly:
                 on_stop=[events.stop, self._captures.break_off],
                 admin_port=door.admin_port,
                 peers=PeerCalls(service, service.secret) if service.secret else None,
+                safe_queues=configuration.server.new_queues == "safe",
                 dashboard=True,
             ),
         )

@@ -21,6 +21,9 @@ from sluiceway.server.listeners import bind, url_of
 from sluiceway.server.run import Server
 from sluiceway.server.wiring import Assembly, Door
 
+FLAGS = {"backends.default.kind": "memory", "server.auth": "none"}
+"""The configuration of each server."""
+
 
 class TestClock:
     """Clock of the server: real time until it is moved ahead."""
@@ -62,7 +65,7 @@ def server() -> Iterator[TestServer]:
     """
     ready: Future[tuple[asyncio.AbstractEventLoop, Server]] = Future()
     with bind("127.0.0.1", 0) as sock, tempfile.TemporaryDirectory(prefix="sluiceway-") as folder:
-        loaded = load(environment={}, flags={"backends.default.kind": "memory", "server.auth": "none"})
+        loaded = load(environment={}, flags=FLAGS)
         service = Service(Path(folder), loaded.configuration.backends)
 
         async def serve() -> None:

@@ -9,11 +9,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from sluiceway.contract.fields import SOME, Duration, Label, Pivot, QueueName
-from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Verb
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Verb, settings_of_new
 from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PAGE, MAX_PARTITIONS
-from sluiceway.kernel.names import check_queue_name
+from sluiceway.kernel.names import QUEUE_NAME, check_queue_name
 from sluiceway.model.requests import Clear, QueuePatch, QueueSpec, Redrive
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, given_queue, given_text, request_timeout
 
@@ -34,7 +34,7 @@ else:
 
 
 class _Settings(_SettingFields):
-    """The settings of a queue. An absent setting keeps its value; null restores its default."""
+    """The settings of a queue. An absent setting keeps its value; null is the default, which for most is to go without."""
 
     def settings(self) -> dict[str, Any]:
         """The settings in the call by name, with values as in `QueueSettings`. Raises `invalid_request`."""
@@ -45,10 +45,15 @@ class _Settings(_SettingFields):
 class CreateCall(_Settings):
     requested_partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
 
-    def spec(self) -> QueueSpec:
-        """The queue to create. Raises `invalid_request`."""
-        settings = self.settings()
-        spec = QueueSpec(check_queue_name(self.queue_name), self.requested_partitions, **settings)
+    def spec(self, is_safe: bool = False) -> QueueSpec:
+        """The queue to create. `is_safe`: settings that are absent are those of a new queue, not the defaults. Raises `invalid_request`."""
+        named = self.settings()
+        settings = (settings_of_new(check_queue_name(self.queue_name)) if is_safe else {}) | named
+        makes = "dead_queue" not in named and "dead_queue" in settings
+        if makes and not QUEUE_NAME.fullmatch(settings["dead_queue"]):
+            detail = f"{settings['dead_queue'][:64]!r}… is too long for a queue's name: name another dead queue, or pass null for none"
+            raise invalid("dead_queue", detail)
+        spec = QueueSpec(check_queue_name(self.queue_name), self.requested_partitions, makes, **settings)
         if spec.lease_timeout > spec.max_lease_timeout:
             field = "lease_timeout" if "lease_timeout" in settings else "max_lease_timeout"
             most = format_duration(spec.max_lease_timeout)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from sluiceway.contract.item_answers import Deleted, LeasedItem
-from sluiceway.contract.queue_settings import QueueInfo, QueuePage
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, QueueInfo, QueuePage
 from sluiceway.contract.queue_stats import QueueStats
 from sluiceway.kernel.clock import as_millis, format_duration, format_time, parse_duration, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
@@ -271,8 +271,10 @@ def _check_count(items: Any) -> None:
 
 
 def _create(message: Any) -> dict[str, Any]:
+    """As in Querator, a setting that is not named is off, so what this API gives to new queues is declined."""
     _refuse_namespace(message)
-    return _on_queue(message, "lease_timeout", "expire_timeout", "max_attempts", "requested_partitions", "reference", "dead_queue")
+    named = _on_queue(message, "lease_timeout", "expire_timeout", "max_attempts", "requested_partitions", "reference", "dead_queue")
+    return {each.name: None for each in QUEUE_SETTINGS.values() if each.new is not None} | named
 
 
 def _update(message: Any) -> dict[str, Any]:

@@ -96,12 +96,13 @@ class Client:
     def create_queue(self, queue_name: str, *, requested_partitions: int | None = None, **settings: Unpack[Settings]) -> answers.QueueInfo:
         """Create a queue with `requested_partitions` partitions (1), and return it.
 
-        A setting that is absent or None takes the server's default. Raises `queue_exists` if the name is taken.
+        By default the server lets an item fail 20 times, with growing pauses, and then puts it into the queue NAME-dead, which it creates,
+        too. A setting that is None is off: no limit of attempts, no pauses, no dead queue. Raises `queue_exists` if the name is taken.
         """
         return self._channel.run(queue_calls.create_queue(queue_name, requested_partitions, settings))
 
     def update_queue(self, queue_name: str, *, version: int | None = None, **settings: Unpack[Settings]) -> answers.QueueInfo:
-        """Change the given settings, at once, and return the queue. Other settings stay; None takes the server's default.
+        """Change the given settings, at once, and return the queue. Other settings stay; one that is None is off, or is its default.
 
         With a `version`, raises `version_conflict` unless the queue still has that version. Raises `queue_not_found`.
         """

@@ -437,7 +437,7 @@ class Partition:
                 return disposition.retry_at
             if disposition.retry_after is not None:
                 return now + disposition.retry_after
-        return now + self.backoff.after(attempts) if self.backoff is not None else now
+        return now + self.backoff.after(attempts, now) if self.backoff is not None else now
 
     # ---- dead items and clearing ------------------------------------------------------------------------------
 

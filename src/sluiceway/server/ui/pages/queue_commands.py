@@ -23,9 +23,9 @@ def _logical_queues(text: str) -> int | str:
     return text if text == "auto" else whole(text, "logical_queues")
 
 
-def _field(setting: Setting) -> Field:
+def _field(setting: Setting, is_new: bool) -> Field:
     flag = f"--{setting.name.replace('_', '-')}"
-    hint = f"{setting.about} Default: {setting.default_text}."
+    hint = f"{setting.about} Default: {setting.new_text if is_new else setting.default_text}."
     if setting.form.kind == "backoff":
         hint = f"{hint} Two durations, such as 1s 10m."
         return Field(setting.name, setting.label, flag=flag, hint=hint, means=_backoff, words=lambda text: [flag, *text.split()])
@@ -33,20 +33,21 @@ def _field(setting: Setting) -> Field:
     return Field(setting.name, setting.label, "number" if setting.form.kind == "count" else "text", flag, hint, means=means)
 
 
-SETTINGS: Final = tuple(_field(each) for each in QUEUE_SETTINGS.values())
-"""Form fields of the queue settings; a blank field changes nothing."""
+def _off(setting: Setting) -> Field:
+    """To go without the setting."""
+    flag = f"--no-{setting.name.replace('_', '-')}"
+    return Field(f"no_{setting.name}", f"No {setting.label.lower()} ({setting.unset})", "flag", flag, gives=(setting.name, None))
 
-_UNSET: Final = tuple(
-    Field(
-        f"no_{each.name}",
-        f"No {each.label.lower()} ({each.unset})",
-        "flag",
-        f"--no-{each.name.replace('_', '-')}",
-        gives=(each.name, None),
-    )
-    for each in QUEUE_SETTINGS.values()
-    if each.is_nullable
+
+_OF_NEW: Final = (
+    *(_field(each, True) for each in QUEUE_SETTINGS.values()),
+    *(_off(each) for each in QUEUE_SETTINGS.values() if each.new is not None),
 )
+_TO_CHANGE: Final = (
+    *(_field(each, False) for each in QUEUE_SETTINGS.values()),
+    *(_off(each) for each in QUEUE_SETTINGS.values() if each.can_be_off),
+)
+"""Form fields of the queue settings; a blank field changes nothing."""
 
 VERBS: Final = Field(
     "verbs",
@@ -69,7 +70,7 @@ COMMANDS: Final = (
         (
             Field("queue_name", "Name", required=True, hint="1 to 128 characters of A-Z a-z 0-9 _ . -, not starting with . or -"),
             Field("requested_partitions", "Partitions", "number", "--partitions", "1 to 1,000; more can be added later. Blank = 1."),
-            *SETTINGS,
+            *_OF_NEW,
         ),
         then="/ui/queues/{queue_name}",
     ),
@@ -81,7 +82,7 @@ COMMANDS: Final = (
         "queues.update",
         "manage",
         "queue update",
-        (QUEUE, Field("version", "Version", "known", "--if-version", means=lambda text: whole(text, "version")), *SETTINGS, *_UNSET),
+        (QUEUE, Field("version", "Version", "known", "--if-version", means=lambda text: whole(text, "version")), *_TO_CHANGE),
         then="/ui/queues/{queue_name}/settings",
     ),
     Command(
