@@ -218,6 +218,8 @@ def picture(machine: Partition) -> dict[str, Any]:
         "limits of extents": {n: (e.expires_at, e.max_lease_size, e.gone) for n, e in machine.log.extents.items()},
         "keys": machine.keys.records,
         "keyed": {name: list(numbers) for name, numbers in machine.by_key.items()},
+        "failures": {number: machine.log.failures.record(number) for number in machine.log.failures.numbers()},
+        "failures of transfers": {number: lease.failures for number, lease in leases.items()},
         "timer": machine.next_timer(),
         "starts": machine.spans.starts,
     }

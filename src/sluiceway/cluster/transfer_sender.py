@@ -46,7 +46,7 @@ class TransferSender:
             return TransferEnd(done=True)
         group = f"{TRANSFER_GROUP}{place}"
         if transfer.reason:
-            return await self._bury(source, group, transfer, dead_rows(source, transfer.reason, rows))
+            return await self._bury(source, group, transfer, dead_rows(source, transfer.reason, rows, transfer.failures))
         target = await self._redriven_to(transfer)
         if transfer.incarnation is None:
             return TransferEnd(bound=target.incarnation)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sluiceway.contract.fields import Answer, ItemIdText, LeaseIdText, QueueName, Time, about, one_of
+from sluiceway.contract.fields import Answer, Duration, ItemIdText, LeaseIdText, QueueName, Time, about, one_of
 
 IgnoredReason = Literal["completed", "expired", "retried", "released", "dead", "settled", "not_leased", "not_yours", "unknown"]
 """Why an id is ignored. The item was completed · its lease ran out, and it is offered again under another id · it was retried, released,
@@ -217,6 +217,18 @@ class Browsed(Answer, frozen=True, kw_only=True):
         return len(self.items)
 
 
+class FailedAttempt(Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt that did not complete its item, as far as it is known. What is not known is left out."""
+
+    attempt: Annotated[int, about("1 for the first.")]
+    at: Annotated[Time, about("When it ended.")]
+    client_id: Annotated[str, about("The client that had leased the item.")] = ""
+    host: Annotated[str, about("The client's machine.")] = ""
+    took: Annotated[Duration | None, about("How long the item was handled.")] = None
+    reason: Annotated[str, about("Why: an exception's type and message, or what the client said.")] = ""
+    trace: Annotated[str, about("The last lines of the exception's trace.")] = ""
+
+
 class Explanation(Answer, frozen=True, kw_only=True, omit_defaults=True):
     """Where an item is, and why it is not being served. What does not apply is left out."""
 
@@ -230,6 +242,7 @@ class Explanation(Answer, frozen=True, kw_only=True, omit_defaults=True):
     lease_id: LeaseIdText | None = None
     client_id: Annotated[str | None, about("The client that has the lease.")] = None
     lease_deadline: Time | None = None
+    failures: Annotated[list[FailedAttempt], about("The last attempts that failed, the latest last.")] = []
 
 
 class PartitionExplanation(Answer, frozen=True, kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,21 +11,27 @@ import pyarrow.compute as pc
 from sluiceway.model.items import HEADERS, PRODUCED, fit
 from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import Offsets
 
 QUEUE_HEADER = "sluiceway-queue"
 REASON_HEADER = "sluiceway-reason"
+FAILURES_HEADER = "sluiceway-failures"
 _OURS = "sluiceway-"
 
 
-def dead_rows(source: QueueRecord, reason: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def dead_rows(
+    source: QueueRecord, reason: str, batches: list[pa.RecordBatch], failures: Sequence[tuple[Offsets, str]] = ()
+) -> pa.RecordBatch:
     """Return a transfer's rows as a batch to produce. Headers are kept, but for those of an earlier death; `origin` is the first id.
+
+    `failures`: what the header `sluiceway-failures` says, by the indexes of the rows that share it.
 
     The same transfer always gives the same rows, so they contain no time of death: that is when the dead queue took the item.
     """
     schema = common_schema(batches)
     rows = pa.concat_batches([fit(batch, schema) for batch in batches])
     names = [name for name in ("payload", "kind", "encoding", "reference") if name in schema.names]
-    headers = _headers(source, reason, rows)
+    headers = _headers(source, reason, rows, failures)
     arrays = [rows.column(name) for name in names] + [headers, _origins(source, rows)]
     return pa.RecordBatch.from_arrays(arrays, names=[*names, "headers", "origin"])
 
@@ -54,10 +62,12 @@ def _origins(source: QueueRecord, rows: pa.RecordBatch) -> pa.Array:
     return pc.coalesce(rows.column("origin"), first) if "origin" in rows.schema.names else first
 
 
-def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch) -> pa.Array:
+def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch, failures: Sequence[tuple[Offsets, str]]) -> pa.Array:
     """Each row's own headers, followed by those that record its death. Those of an earlier death go: a key stands in a map once."""
     same = {REASON_HEADER: reason, QUEUE_HEADER: source.queue_name}
     count = rows.num_rows
+    if len(failures) == 1 and len(failures[0][0]) == count:
+        same[FAILURES_HEADER] = failures[0][1]
     each = {
         "sluiceway-attempts": rows.column("attempts").cast(pa.utf8()),
         "sluiceway-enqueued-at": pc.strftime(rows.column("enqueued_at"), format="%Y-%m-%dT%H:%M:%SZ"),
@@ -68,12 +78,15 @@ def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch) -> pa.Array
     order = (np.arange(width)[None, :] * count + np.arange(count)[:, None]).ravel()
     added_values = pa.concat_arrays(values).take(pa.array(order))
     added_keys = pa.array([*same, *each] * count, pa.utf8())
-    if "headers" not in rows.schema.names:
+    if "headers" not in rows.schema.names and (not failures or FAILURES_HEADER in same):
         offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width)
         return pa.MapArray.from_arrays(offsets, added_keys, added_values)
-    own = rows.column("headers").to_pylist()
+    own = rows.column("headers").to_pylist() if "headers" in rows.schema.names else [None] * count
     keys, texts = added_keys.to_pylist(), added_values.to_pylist()
     added = [list(zip(keys[i * width : (i + 1) * width], texts[i * width : (i + 1) * width], strict=True)) for i in range(count)]
+    for those, text in failures if FAILURES_HEADER not in same else ():
+        for row in those.tolist():
+            added[row].append((FAILURES_HEADER, text))
     return pa.array([[*_without_ours(pairs), *more] for pairs, more in zip(own, added, strict=True)], HEADERS)
 
 

@@ -41,6 +41,7 @@ class RecordKind(StrEnum):
     DUE = "due"
     BLOB = "blob"
     KEY = "key"
+    FAILURE = "failure"
 
 
 RecordKey = tuple[RecordKind, str]

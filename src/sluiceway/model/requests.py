@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from datetime import datetime
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluiceway.contract.item_answers import IgnoredReason, Whereabouts
+from sluiceway.contract.item_answers import FailedAttempt, IgnoredReason, Whereabouts
 from sluiceway.contract.queue_settings import QueueSettings
-from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.clock import Millis, format_duration, format_time
 from sluiceway.kernel.limits import GENERATED_KEY, KEY_WINDOW
 
 Offsets = npt.NDArray[np.int64]
@@ -132,6 +133,30 @@ class Leased:
     batches: Sequence[pa.RecordBatch] = ()
 
 
+class Failure(NamedTuple):
+    """A failed attempt of an item. `host`, `took` (ms) and `trace` are as its client says; empty or None: it does not."""
+
+    attempt: int
+    at: Millis
+    client_id: str
+    reason: str = ""
+    trace: str = ""
+    host: str = ""
+    took: Millis | None = None
+
+    def shown(self, *, has_trace: bool = True) -> FailedAttempt:
+        """As answers show it."""
+        return FailedAttempt(
+            attempt=self.attempt,
+            at=cast(datetime, format_time(self.at)),
+            client_id=self.client_id,
+            host=self.host,
+            took=None if self.took is None else format_duration(self.took),
+            reason=self.reason,
+            trace=self.trace if has_trace else "",
+        )
+
+
 Verdict = Literal["done", "retry", "dead", "release"]
 
 
@@ -139,13 +164,16 @@ class Disposition(NamedTuple):
     """Outcome of an item.
 
     A retry is due at `retry_at`, or `retry_after` ms after the disposition takes effect; with neither, by the queue's back-off or at once.
-    A release puts the item back as if it had not been leased: the attempt is not counted.
+    A release puts the item back as if it had not been leased: the attempt is not counted. The rest is as in `Failure`.
     """
 
     verdict: Verdict
     retry_at: Millis | None = None
     retry_after: Millis | None = None
     reason: str = ""
+    trace: str = ""
+    host: str = ""
+    took: Millis | None = None
 
 
 DONE = Disposition("done")
@@ -309,6 +337,7 @@ class Explanation:
     lease: int | None = None
     client_id: str | None = None
     lease_deadline: Millis | None = None
+    failures: Sequence[Failure] = ()
 
 
 class QueueSpec(QueueSettings, frozen=True):

@@ -286,6 +286,7 @@ def explained(item: ItemId, answer: Explanation) -> bytes:
             lease_id=None if answer.lease is None else str(LeaseId(item.incarnation, item.partition, answer.lease)),
             client_id=answer.client_id,
             lease_deadline=time_field(answer.lease_deadline),
+            failures=[each.shown() for each in answer.failures],
         )
     )
 

@@ -25,6 +25,7 @@ from sluiceway.core.partition.lease_spans import Spans
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.records import (
     EXPIRED_READY,
+    RAN_OUT,
     Blob,
     Due,
     Extent,
@@ -46,7 +47,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.items import digest as digest_of
-from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, Offsets, ProduceKey, Settled
+from sluiceway.model.requests import DONE, RELEASE, Disposition, Failure, MovedItem, Offsets, ProduceKey, Settled
 from sluiceway.model.small_batch import Rows, in_columns
 
 ReturningRows = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
@@ -347,6 +348,9 @@ class Partition:
             return
         self.log.record_time(now)
         stays = positions
+        if disposition.verdict in ("retry", "dead"):
+            _, _, _, reason, trace, host, took = disposition
+            self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, reason, trace, host, took))
         if disposition.verdict == "done":
             self.log.header.completed += len(positions)
         elif disposition.verdict == "dead":
@@ -444,7 +448,8 @@ class Partition:
     def _dead_letter(self, lease: LeaseState, positions: BitMap, reason: str) -> None:
         """Send those positions of a lease to the dead queue (they keep their offsets), or drop them."""
         if self.keeps_dead:
-            self.transfers.begin(by_part(lease, positions), reason, self.dead_queue)
+            transfer = self.transfers.begin(by_part(lease, positions), reason, self.dead_queue)
+            transfer.failures = self.log.failures.told(transfer)
         else:
             self.log.header.dead += len(positions)
 
@@ -520,6 +525,7 @@ class Partition:
         self.log.record_time(now)
         positions = lease.open_positions()
         expired = len(positions)
+        self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, RAN_OUT))
         for reason, those in self._collect_returns(lease, positions, None, now, back).items():
             self._dead_letter(lease, those, f"{reason}: the lease expired")
             expired -= len(those)
@@ -539,7 +545,8 @@ class Partition:
         taken = self.log.take_out(extent, extent.waiting(self.log.at(extent)))
         if taken:
             if self.keeps_dead:
-                self.transfers.begin([(Part(extent, 0, extent.count, 0), taken)], EXPIRED_READY, self.dead_queue)
+                transfer = self.transfers.begin([(Part(extent, 0, extent.count, 0), taken)], EXPIRED_READY, self.dead_queue)
+                transfer.failures = self.log.failures.told(transfer)
             else:
                 self.log.header.dead += len(taken)
             self.log.close_positions(extent, len(taken))
@@ -579,5 +586,7 @@ class Partition:
         if kind is RecordKind.BLOB:
             blob = self.log.blobs.get(number)
             return blob_bytes(blob) if blob else None
+        if kind is RecordKind.FAILURE:
+            return self.log.failures.record(number)
         due = self.log.dues.get(number)
         return due_bytes(due) if due else None

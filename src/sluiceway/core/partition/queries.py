@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from dataclasses import replace
 
 import numpy as np
 from pyroaring import BitMap
@@ -31,7 +32,7 @@ from sluiceway.core.partition.records import (
 )
 from sluiceway.model.changes import RecordKind, Snapshot
 from sluiceway.model.leased_items import Slice
-from sluiceway.model.requests import Explanation, MovedItem, Offsets
+from sluiceway.model.requests import Explanation, Failure, MovedItem, Offsets
 
 
 def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> list[Slice]:
@@ -118,15 +119,18 @@ def explain(partition: Partition, offset: int) -> Explanation:
         lease, part = place
         position = offset - part.first + part.base
         if position not in lease.settled:
-            return _leased(lease, part.extent)
+            return replace(_leased(lease, part.extent), failures=_failures(partition, part.extent, offset))
         disposition = lease.disposition_of(position)
     for extent in partition.log.extents.values():
         if extent.first <= offset < extent.first + extent.count and offset - extent.first in extent.waiting(partition.log.at(extent)):
-            return _waiting(partition, extent, offset)
+            return replace(_waiting(partition, extent, offset), failures=_failures(partition, extent, offset))
     for due in partition.log.dues.values():
         if due.blob.number <= offset < due.blob.number + due.blob.rows and offset - due.blob.number in due.rows:
             reason = "it is not due yet" + _failed(partition, due.attempts)
-            return Explanation("scheduled", reason, attempts=due.attempts, due_at=due.due_at, expires_at=due.expires_at or None)
+            failures = partition.log.failures.of(due.blob.number, offset - due.blob.number)
+            return Explanation(
+                "scheduled", reason, attempts=due.attempts, due_at=due.due_at, expires_at=due.expires_at or None, failures=failures
+            )
     for transfer in partition.transfers.by_number.values():
         if any(offset in piece.offsets for piece in open_slices(transfer)):
             if transfer.moves_to is not None:
@@ -146,6 +150,10 @@ _GONE: dict[str, str] = {
     "dead": "it is dead",
     "settled": "it was completed, put back under another id, cleared, redriven, moved, or died, longer ago than is remembered",
 }
+
+
+def _failures(partition: Partition, extent: Extent, offset: int) -> list[Failure]:
+    return partition.log.failures.of(extent.blob.number, int(extent.rows_at(offset - extent.first, 1)[0]))
 
 
 def _failed(partition: Partition, attempts: int) -> str:
@@ -203,6 +211,8 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
     firsts = list(partition.log.extents)
     for number, data in sorted(records[RecordKind.LEASE]):
         _load_lease(partition, number, unpack_lease(data), firsts)
+    for number, data in sorted(records[RecordKind.FAILURE]):
+        partition.log.failures.load(number, data)
     for number, data in records[RecordKind.DUE]:
         due = unpack_due(data)
         rows = unpack_bits(due.rows)
@@ -256,6 +266,7 @@ def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: 
     if record.dispositions:
         lease.dispositions = {disposition: unpack_bits(bits) for disposition, bits in record.dispositions}
     lease.target, lease.dues, lease.target_incarnation = record.target, record.dues, record.target_incarnation
+    lease.failures = [(unpack_bits(bits), text) for bits, text in record.failures]
     if record.closed:
         partition.closed.add(lease)
     elif lease.transfer is not None:

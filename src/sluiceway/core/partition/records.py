@@ -19,6 +19,9 @@ REDRIVEN = ""
 EXPIRED_READY = "expired"
 """Reason of a transfer of items that expired while ready, without being leased."""
 
+RAN_OUT = "the lease ran out"
+"""Reason of an attempt of which its client said nothing."""
+
 MOVED = "moved"
 """Reason of a transfer to another partition of the queue. Only its target identifies it, since a client may give any reason."""
 
@@ -159,6 +162,9 @@ class LeaseState:
     noted."""
     nbytes: float = 0.0
     """Approximate payload bytes; known only to the call that made the lease."""
+    failures: list[tuple[BitMap, str]] = field(default_factory=list)
+    """For a transfer of dead items: what is known of their failures, as texts, by positions. Kept with the transfer, since a repetition has
+    to send the same."""
 
     @property
     def open(self) -> int:
@@ -278,6 +284,7 @@ class LeaseRecord(msgspec.Struct, array_like=True):
     closed: bool = False
     dues: list[tuple[Millis, int]] = []
     target_incarnation: str | None = None
+    failures: list[tuple[bytes, str]] = []
 
 
 class DueRecord(msgspec.Struct, array_like=True):
@@ -375,6 +382,7 @@ def lease_bytes(lease: LeaseState, closed: bool = False) -> bytes:
             closed,
             lease.dues,
             lease.target_incarnation,
+            [(pack_bits(bits), text) for bits, text in lease.failures],
         )
     )
 

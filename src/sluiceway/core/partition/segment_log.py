@@ -12,6 +12,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.core.partition.blob_builder import Forming, runs
+from sluiceway.core.partition.failures import FailureNotes
 from sluiceway.core.partition.records import Blob, Due, Extent, Header, LeaseState, Part, from_array, to_array
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
@@ -46,6 +47,7 @@ class SegmentLog:
         self.snapshots: dict[str, Snapshot] = {}
         """Snapshots being read page by page. In memory only: a newly loaded partition has none."""
         self.min_sparse_bytes = MIN_SPARSE_BYTES
+        self.failures = FailureNotes(lambda number: self.touch(RecordKind.FAILURE, number))
         self._sparse: dict[int, bool] = {}
         """Blobs kept by few open rows, and whether the last `long_sparse` saw them."""
         self._compacted: dict[int, bytes] = {}
@@ -266,6 +268,7 @@ class SegmentLog:
         if blob.open == 0 and blob.pins == 0:
             del self.blobs[blob.number]
             self.touch(RecordKind.BLOB, blob.number)
+            self.failures.forget_blob(blob.number)
             if all(forming.blob is not blob for forming in self._forming):
                 self._dropped.add(blob.number)
 

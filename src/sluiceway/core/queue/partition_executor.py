@@ -18,7 +18,7 @@ from sluiceway.core.partition.item_listing import why_left
 from sluiceway.core.partition.partition import Intended, Partition, Placed
 from sluiceway.core.partition.partition_states import Allows, ShownState
 from sluiceway.core.partition.queries import lives_of, open_slices, stats_of
-from sluiceway.core.partition.records import LeaseState
+from sluiceway.core.partition.records import LeaseState, to_array
 from sluiceway.core.queue.distribution import Candidate, transaction_limit
 from sluiceway.core.queue.request_split import DeletePart, ExtendPart, SettlePart, Work
 from sluiceway.core.queue.tickets import (
@@ -374,8 +374,21 @@ class PartitionExecutor:
         lives = () if moves_to is None else lives_of(lease)
         dies = lease.transfer and moves_to is None and lease.target is not None
         instead = partition.dead_queue if dies and partition.dead_queue != lease.target else None
-        slices = open_slices(lease)
-        return Transfer(self.number, number, lease.transfer or "", slices, lease.target, moves_to, lives, lease.target_incarnation, instead)
+        # The texts name positions, the rows are the open ones of these.
+        opens = to_array(lease.open_positions()) if lease.failures else None
+        failures = [] if opens is None else [(opens.searchsorted(to_array(those)), text) for those, text in lease.failures]
+        return Transfer(
+            self.number,
+            number,
+            lease.transfer or "",
+            open_slices(lease),
+            lease.target,
+            moves_to,
+            lives,
+            lease.target_incarnation,
+            instead,
+            failures,
+        )
 
     def transfer_ended(self, number: int, end: TransferEnd, again_at: Millis) -> None:
         """Record the end of an attempt at that transfer; after a failure the target is retried at `again_at`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -272,6 +272,8 @@ class Transfer:
     lives: tuple[MovedItem, ...] = ()
     incarnation: str | None = None
     instead: str | None = None
+    failures: Sequence[tuple[Offsets, str]] = ()
+    """What dead items' headers say of their failures, by the indexes of the rows."""
 
 
 class TransferEnd(NamedTuple):
