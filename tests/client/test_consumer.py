@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -158,7 +160,30 @@ def test_a_dead_item_says_which_error_its_handler_raised(
 
     consumer.run(handle)
     (dead,) = served.client.lease(f"{queue}.dead", request_timeout="1m")
-    assert (dead.headers or {})["sluiceway-reason"] == f"max_attempts 1 reached: {reason}"
+    headers = dead.headers or {}
+    assert headers["sluiceway-reason"] == f"max_attempts 1 reached: {reason}"
+    (failure,) = json.loads(headers["sluiceway-failures"])
+    assert (failure["attempt"], failure["reason"], failure["host"]) == (1, reason, socket.gethostname())
+    assert failure["took"].endswith("s")
+    assert ("trace" in failure) == (not options)
+
+
+def test_a_failed_attempt_is_explained_with_its_trace_from_the_handler_on(served: testing.TestServer, queue: str) -> None:
+    served.client.produce(queue, ["x"])
+    consumer = SyncFace(served.url, queue)
+
+    def handle(item: LeasedItem) -> None:
+        consumer.stop()
+        raise ValueError("no such customer")
+
+    consumer.run(handle)
+    (item,) = served.client.peek(queue)
+    (failure,) = served.client.explain(queue, item.id).failures
+    assert (failure.attempt, failure.reason) == (1, "ValueError: no such customer")
+    lines = failure.trace.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "in handle" in lines[1]
+    assert lines[-1] == "ValueError: no such customer"
 
 
 async def _posted(item: LeasedItem) -> None: ...

@@ -60,7 +60,7 @@ def test_outcomes_wait_for_others_and_go_in_one_call() -> None:
     it.tick(30)
     it.pump()
     first, second = it.received[:2]
-    assert it.calls[Settle] == Settle([first], [Retry(second, reason="no")], [])
+    assert it.calls[Settle] == Settle([first], [Retry(second, reason="no", took="20ms")], [])
 
 
 def test_the_last_outcome_waits_for_nobody() -> None:
@@ -227,7 +227,7 @@ def test_nothing_is_put_back_before_the_server_knows_that_nobody_waits() -> None
     it.tick(HANG_UP_TIME - 1)
     assert it.keeper.decide(it.now) == []
     it.tick(1)
-    assert it.keeper.decide(it.now) == [Settle([], [Retry(it.received[0], reason="no")], [])]
+    assert it.keeper.decide(it.now) == [Settle([], [Retry(it.received[0], reason="no", took="0ms")], [])]
 
 
 def test_a_stop_has_patience_with_a_server_that_is_away_but_not_for_ever() -> None:
@@ -317,7 +317,8 @@ class Mute(Exception):
         raise RuntimeError
 
 
-def test_an_exception_says_what_becomes_of_the_item_and_why() -> None:
+def test_an_exception_says_what_becomes_of_the_item_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_common, "_host", lambda: None)
     assert consumer_common.put_back("a.0.1", ValueError("no\nsuch order")) == Retry("a.0.1", reason="ValueError: no such order")
     assert consumer_common.put_back("a.0.1", ValueError("the payload"), False) == Retry("a.0.1", reason="ValueError")
     assert consumer_common.put_back("a.0.1", ValueError()) == Retry("a.0.1", reason="ValueError")
@@ -326,6 +327,32 @@ def test_an_exception_says_what_becomes_of_the_item_and_why() -> None:
     assert consumer_common.put_back("a.0.1", RetryItem()) == Retry("a.0.1")
     assert consumer_common.put_back("a.0.1", DeadItem("x" * 5_000)) == Retry("a.0.1", dead=True, reason="x" * 2_048)
     assert consumer_common.put_back("a.0.1", DeadItem("é" * 5_000)).reason == "é" * 1_024
+
+
+def test_an_exception_keeps_the_last_lines_of_its_trace() -> None:
+    def fail(depth: int) -> None:
+        if not depth:
+            raise ValueError("no such order")
+        # Two functions, since equal lines in a row are not repeated in a trace.
+        again(depth - 1)
+
+    def again(depth: int) -> None:
+        fail(depth)
+
+    def kept(depth: int) -> Retry:
+        try:
+            fail(depth)
+        except ValueError as error:
+            return consumer_common.put_back("a.0.1", error)
+        raise AssertionError
+
+    short, long = kept(0).trace or "", kept(100).trace or ""
+    assert short.startswith("Traceback (most recent call last):")
+    assert short.endswith("ValueError: no such order")
+    assert 4_000 < len(long) <= 4_096
+    assert long.endswith("ValueError: no such order")
+    assert kept(0).host
+    assert consumer_common.put_back("a.0.1", ValueError("the payload"), False).trace is None
 
 
 @pytest.mark.parametrize("after", ["soon", "367d"])

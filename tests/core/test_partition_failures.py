@@ -43,7 +43,7 @@ def lease_all(rig: Rig, now: int = START) -> list[int]:
 
 def told(rig: Rig) -> dict[bytes, list[dict[str, Any]]]:
     """What the header of each dead item on its way says, by payload."""
-    found = {}
+    found: dict[bytes, list[dict[str, Any]]] = {}
     for transfer in rig.machine.transfers.by_number.values():
         payloads = [each.payload for each in rig.served(queries.open_slices(transfer))]
         opens = sorted(transfer.open_positions())
@@ -145,7 +145,7 @@ def test_the_traces_of_very_many_items_are_left_out(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(failures, "MAX_TOLD", 100)
     rig = filled("abc", keeps_dead=True)
     rig.settle(lease_all(rig), Disposition("dead", reason="bad", trace="t" * 40))
-    assert {str(said) for said in told(rig).values()} == {str([{"attempt": 1, "at": said[0]["at"], "client_id": "c", "reason": "bad"}]) for said in told(rig).values()}
+    assert [[each.get("trace") for each in said] for said in told(rig).values()] == [[None]] * 3
 
 
 def test_notes_go_with_their_blob() -> None:

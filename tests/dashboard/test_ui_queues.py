@@ -218,6 +218,34 @@ def test_items_are_found_by_id_wherever_they_are(server: Running) -> None:
     assert 'role="alert"' in page(server, f"/{name}/items", id=EVIL)
 
 
+def test_an_item_shows_its_failed_attempts_here_and_in_the_dead_queue(server: Running) -> None:
+    name = server.queue(max_attempts=2, dead_queue=server.queue())
+    dead = server.ask("queues.info", queue_name=name)["dead_queue"]
+    server.ask("queue.produce", queue_name=name, items=[{"utf8": "x"}])
+    failure = {"reason": "ValueError: <no> customer", "trace": "Traceback:\n  in handle\nValueError", "host": "node-7", "took": "1500ms"}
+    for attempt in (1, 2):
+        (item,) = server.ask("queue.lease", queue_name=name, client_id="worker", request_timeout="30s")["items"]
+        server.ask("queue.retry", queue_name=name, items=[{"id": item["id"], **failure}])
+        if attempt == 1:
+            (waiting,) = server.ask("queue.peek", queue_name=name)["items"]
+            shown = page(server, f"/{name}/items", id=waiting["id"])
+            for text in ("ValueError: &lt;no&gt; customer", "worker on node-7, took 1s500ms", "Traceback:\n  in handle\nValueError"):
+                assert text in shown
+    eventually(lambda: server.ask("queue.peek", queue_name=dead)["items"])
+    (item,) = server.ask("queue.peek", queue_name=dead)["items"]
+    shown = page(server, f"/{dead}/items", id=item["id"])
+    assert shown.count("ValueError: &lt;no&gt; customer") >= 2
+    assert shown.count("Traceback:\n  in handle\nValueError") == 1, "that of the last attempt"
+    assert "sluiceway-failures" not in shown
+
+
+def test_a_header_that_only_looks_like_failed_attempts_is_shown_as_it_is(server: Running) -> None:
+    name = server.queue()
+    server.ask("queue.produce", queue_name=name, items=[{"utf8": "x", "headers": {"sluiceway-failures": "[1]"}}])
+    (item,) = server.ask("queue.peek", queue_name=name)["items"]
+    assert "sluiceway-failures" in page(server, f"/{name}/items", id=item["id"])
+
+
 def test_items_are_listed_by_state_and_page_by_page(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluiceway.server.ui.pages.queue_items._SHOWN", 3)
     name = server.queue()

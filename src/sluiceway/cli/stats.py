@@ -12,7 +12,7 @@ from sluiceway.cli.common import Rows, all_items, print_json, printable, table, 
 from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument, queue_names
 
 if TYPE_CHECKING:
-    from sluiceway.client import PartitionStats, QueueStats
+    from sluiceway.client import FailedAttempt, PartitionStats, QueueStats
 
 WATCH_PAUSE = 1.0
 _COUNTS = ("ready", "total_leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
@@ -39,6 +39,18 @@ def explain(session: Session, queue: str, item_id: str) -> None:
         ("leased until", _moment(answer.lease_deadline)),
     )
     session.print(answer, table(("", ""), [(name, value) for name, value in facts if value is not None]))
+    if not session.as_json:
+        for failure in answer.failures:
+            click.echo(_failure(failure))
+
+
+def _failure(failure: FailedAttempt) -> str:
+    """`Attempt 3, 2026-01-31 08:00:00 UTC, worker-1 on node-7, 1.5s: ValueError: no such customer`, and the trace below it."""
+    who = " on ".join(printable(each.encode()) for each in (failure.client_id, failure.host) if each)
+    parts = (f"Attempt {failure.attempt}", _moment(failure.at), who, failure.took)
+    lines = [", ".join(str(part) for part in parts if part) + f": {printable(failure.reason.encode(), 1_000) or 'no reason given'}"]
+    lines += [f"    {printable(line.encode(), 300)}" for line in failure.trace.splitlines()]
+    return "\n".join(lines)
 
 
 def _moment(at: datetime | None) -> str | None:

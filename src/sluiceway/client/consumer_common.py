@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import socket
+import traceback
 from collections.abc import Container, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from sluiceway.client.answers import LeasedItem
@@ -13,7 +16,7 @@ from sluiceway.client.lease_manager import DONE, LeaseManager, Outcome
 from sluiceway.client.protocol import Duration, duration_text, millis
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES, MAX_TRACE_BYTES
 
 log = logging.getLogger("sluiceway.client")
 
@@ -43,13 +46,35 @@ class DeadItem(Exception):
 
 
 def put_back(item_id: str, error: BaseException, error_messages: bool = True) -> Retry:
-    """The outcome for a handler's exception. Other exceptions than ours are recorded by type and message, or by type alone."""
+    """The outcome for a handler's exception. Other exceptions than ours are recorded by type, message and trace, or by type alone."""
     if isinstance(error, DeadItem):
-        return Retry(item_id, dead=True, reason=_short(error.reason))
+        return Retry(item_id, dead=True, reason=_short(error.reason), host=_host())
     if isinstance(error, RetryItem):
         reason = None if error.reason is None else _short(error.reason)
-        return Retry(item_id, retry_after=duration_text(error.after), reason=reason)
-    return Retry(item_id, reason=_short(_describe(error) if error_messages else type(error).__name__))
+        return Retry(item_id, retry_after=duration_text(error.after), reason=reason, host=_host())
+    if not error_messages:
+        return Retry(item_id, reason=_short(type(error).__name__), host=_host())
+    return Retry(item_id, reason=_short(_describe(error)), trace=trace_of(error), host=_host())
+
+
+@cache
+def _host() -> str:
+    return _short(socket.gethostname())
+
+
+def trace_of(error: BaseException) -> str | None:
+    """The last lines of the exception's trace, MAX_TRACE_BYTES at most, from the handler on: frames of this package are left out."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    lines = traceback.format_exception(type(error), error, trace)
+    return "".join(lines).rstrip("\n").encode("utf-8", "replace")[-MAX_TRACE_BYTES:].decode("utf-8", "ignore")
+
+
+_OURS = ("sluiceway", "asyncio", "concurrent")
+"""Packages between a consumer and its handler."""
 
 
 def _describe(error: BaseException) -> str:

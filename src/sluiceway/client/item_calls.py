@@ -45,7 +45,8 @@ class Item:
 class Retry:
     """An item to put back at `retry_at` or after `retry_after` (`0s`: at once), or to send to the dead queue (`dead`) with a `reason`.
 
-    With none of these it waits as the queue's `retry_backoff` says: by default not at all.
+    With none of these it waits as the queue's `retry_backoff` says. `trace` (of an exception, 4,096 bytes), `host` and `took` are kept with
+    the `reason` for those who ask why the item failed.
     """
 
     id: str
@@ -53,6 +54,9 @@ class Retry:
     retry_after: Duration | None = None
     dead: bool = False
     reason: str | None = None
+    trace: str | None = None
+    host: str | None = None
+    took: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +214,9 @@ def _wire_retry(item: Retry | str) -> dict[str, object]:
         retry_after=duration_text(item.retry_after),
         dead=item.dead or None,
         reason=item.reason,
+        trace=item.trace,
+        host=item.host,
+        took=duration_text(item.took),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from sluiceway.client.answers import Ignored, Leased, LeasedItem
@@ -279,7 +279,7 @@ class LeaseManager:
             return
         if not self._outcomes:
             self._settle_at = now + self.linger
-        self._outcomes[item_id] = outcome
+        self._outcomes[item_id] = replace(outcome, took=f"{now - since}ms") if isinstance(outcome, Retry) else outcome
 
     def extended(self, asked: Sequence[str], lease_ids: Iterable[str], now: Millis, sent_at: Millis) -> None:
         """The extend call sent at `sent_at` extended the leases `lease_ids`. The other leases in `asked` are lost."""

@@ -21,10 +21,10 @@ def check_queue_name(name: object, field: str = "queue_name") -> str:
     return name
 
 
-def check_text(text: object, field: str) -> str:
-    """Validate a short text of the user's (client id, key, reason): at most MAX_TEXT_BYTES. Raises `invalid_request`."""
+def check_text(text: object, field: str, limit: int = MAX_TEXT_BYTES) -> str:
+    """Validate a short text of the user's (client id, key, reason): at most `limit` bytes. Raises `invalid_request`."""
     if not isinstance(text, str):
         raise invalid(field, "expected a string")
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
-        raise invalid(field, f"longer than {MAX_TEXT_BYTES} bytes")
+    if len(text.encode("utf-8", "surrogatepass")) > limit:
+        raise invalid(field, f"longer than {limit} bytes")
     return text

@@ -144,7 +144,7 @@ class Failure(NamedTuple):
     host: str = ""
     took: Millis | None = None
 
-    def shown(self, *, has_trace: bool = True) -> FailedAttempt:
+    def shown(self) -> FailedAttempt:
         """As answers show it."""
         return FailedAttempt(
             attempt=self.attempt,
@@ -153,7 +153,7 @@ class Failure(NamedTuple):
             host=self.host,
             took=None if self.took is None else format_duration(self.took),
             reason=self.reason,
-            trace=self.trace if has_trace else "",
+            trace=self.trace,
         )
 
 

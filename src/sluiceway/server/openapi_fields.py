@@ -77,6 +77,9 @@ _ITEMS: Final = {
     "retry_after": "Delay before the item is served again; `0s`: none. Without a time, the queue's `retry_backoff` applies.",
     "RetryItem.dead": "Send the item to the dead queue. Without one it is dropped.",
     "reason": "The reason, as text.",
+    "trace": "Last lines of the exception's trace, up to 4,096 bytes. Kept with the failed attempt.",
+    "host": "The client's machine. Kept with the failed attempt.",
+    "took": "How long the item was handled. Kept with the failed attempt.",
     "outcome": "Outcome that takes effect when the lease is completed.",
 }
 

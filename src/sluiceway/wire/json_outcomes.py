@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from itertools import repeat
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from sluiceway.contract.fields import SOME_ARROW, SOME_JSON, UP_TO_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, TimeText
+from sluiceway.contract.fields import (
+    SOME_ARROW,
+    SOME_JSON,
+    UP_TO_JSON,
+    Duration,
+    ItemIdText,
+    Label,
+    LeaseIdText,
+    ShortText,
+    TimeText,
+    TraceText,
+)
 from sluiceway.kernel.clock import Millis, check_duration, parse_time
 from sluiceway.kernel.errors import invalid
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDULE
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDULE, MAX_TRACE_BYTES
 from sluiceway.kernel.names import check_text
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, Disposition, Extend, Settle
@@ -83,10 +94,26 @@ class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     retry_after: Duration | None = None
     dead: bool = False
     reason: ShortText | None = None
+    trace: TraceText | None = None
+    host: ShortText | None = None
+    took: Duration | None = None
 
     def disposition(self, at: int, now: Millis) -> Disposition:
         """The disposition of the item at index `at` of the call. `now` is in milliseconds. Raises `invalid_request`."""
-        path = f"items[{at}]"
+        return self._outcome(f"items[{at}]", now)._replace(**self._failure(f"items[{at}]"))
+
+    def _failure(self, path: str) -> dict[str, Any]:
+        """What is known of the failed attempt."""
+        found: dict[str, Any] = {}
+        if self.trace:
+            found["trace"] = check_text(self.trace, f"{path}.trace", MAX_TRACE_BYTES)
+        if self.host:
+            found["host"] = check_text(self.host, f"{path}.host")
+        if self.took is not None:
+            found["took"] = check_duration(self.took, f"{path}.took", 0, MAX_SCHEDULE)
+        return found
+
+    def _outcome(self, path: str, now: Millis) -> Disposition:
         reason = "" if self.reason is None else check_text(self.reason, f"{path}.reason")
         if self.dead:
             if self.retry_at is not None or self.retry_after is not None:

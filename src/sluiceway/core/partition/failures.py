@@ -9,7 +9,6 @@ import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.core.partition.records import LeaseState, Part, by_part, from_array, pack, pack_bits, rows_of_part, to_array, unpack_bits
-from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Failure
 
 KEPT = 5
@@ -170,14 +169,25 @@ class FailureNotes:
         self._insert(number, Note(record.failure, record.blob, unpack_bits(record.rows)))
 
 
-
-
 MAX_TOLD = 4 << 20
 """Bytes that the traces of a transfer's items may take. Without them, ten thousand items of one failure still have its reason."""
 
 
 def failures_text(failures: list[Failure], items: int) -> str:
-    """The failures as JSON for the header of that many items: a list of objects, the latest last, which alone has its trace."""
-    latest = failures[-1]
-    has_trace = len(latest.trace) * items <= MAX_TOLD
-    return msgspec.json.encode([each.shown(has_trace=has_trace and each is latest) for each in failures]).decode()
+    """The failures as JSON for the header of that many items: a list of objects, the latest last, which alone has its trace.
+
+    Texts are cut, since the headers of an item that a client produces have 8 KiB at most, and dead items are produced again.
+    """
+    *earlier, latest = failures[-KEPT:]
+    trace = latest.trace if len(latest.trace) * items <= MAX_TOLD else ""
+    cut = [each._replace(reason=_first(each.reason, 300), trace="") for each in earlier]
+    cut.append(latest._replace(reason=_first(latest.reason, 1_000), trace=_last(trace, 2_000)))
+    return msgspec.json.encode([each.shown() for each in cut]).decode()
+
+
+def _first(text: str, nbytes: int) -> str:
+    return text.encode("utf-8", "replace")[:nbytes].decode("utf-8", "ignore")
+
+
+def _last(text: str, nbytes: int) -> str:
+    return text.encode("utf-8", "replace")[-nbytes:].decode("utf-8", "ignore")

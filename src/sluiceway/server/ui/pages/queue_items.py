@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
+from sluiceway.contract.item_answers import FailedAttempt
+from sluiceway.local.dead_letters import FAILURES_HEADER
 from sluiceway.server.ui.api import Facts, ProblemError
 from sluiceway.server.ui.pages.queue_commands import QUEUE
 from sluiceway.server.ui.pages.queues import every_queue
@@ -86,7 +91,23 @@ async def _one(visit: Visit, queue_name: str, item_id: str) -> Facts:
         if error.is_stranger or error.code in ("forbidden", "queue_not_found"):
             raise
         return {"id": item_id, "problem": error, "said": None, "item": None}
-    return {"id": said["id"], "problem": None, "said": said, "item": await _found(visit, queue_name, said)}
+    item = await _found(visit, queue_name, said)
+    failures = [_failure(each) for each in said.get("failures") or (item and item["failures"]) or []]
+    return {"id": said["id"], "problem": None, "said": said, "item": item, "failures": failures}
+
+
+def _failure(failure: Facts) -> Facts:
+    """A failed attempt, with texts that can be shown."""
+    return {name: visible(value) if isinstance(value, str) else value for name, value in failure.items()}
+
+
+def _failures_before_death(headers: Mapping[str, str]) -> list[Facts]:
+    """What a dead item's header says of its failed attempts. Anybody can produce such a header."""
+    try:
+        found = msgspec.json.decode(headers.get(FAILURES_HEADER, "[]"), type=list[FailedAttempt])
+    except msgspec.MsgspecError:
+        return []
+    return [msgspec.to_builtins(each) for each in found]
 
 
 async def _found(visit: Visit, queue_name: str, said: Facts) -> Facts | None:
@@ -99,9 +120,11 @@ async def _found(visit: Visit, queue_name: str, said: Facts) -> Facts | None:
     page = await visit.api.call(call, queue_name=queue_name, partition=int(partition), limit=1, pivot=before)
     for item in page["items"]:
         if item["id"] == said["id"]:
-            headers = [(visible(name), visible(text)) for name, text in (item["headers"] or {}).items()]
+            failures = _failures_before_death(item["headers"] or {})
+            own = {name: text for name, text in (item["headers"] or {}).items() if not failures or name != FAILURES_HEADER}
+            headers = [(visible(name), visible(text)) for name, text in own.items()]
             texts = {name: visible(item[name] or "") for name in ("kind", "encoding", "reference")}
-            return {**item, **texts, "headers": headers, "payload": whole(item["payload"])}
+            return {**item, **texts, "headers": headers, "failures": failures, "payload": whole(item["payload"])}
     return None
 
 
