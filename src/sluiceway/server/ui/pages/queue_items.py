@@ -97,8 +97,9 @@ async def _one(visit: Visit, queue_name: str, item_id: str) -> Facts:
 
 
 def _failure(failure: Facts) -> Facts:
-    """A failed attempt, with texts that can be shown."""
-    return {name: visible(value) if isinstance(value, str) else value for name, value in failure.items()}
+    """A failed attempt, with texts that can be shown, empty where nothing is known."""
+    unknown = dict.fromkeys(("client_id", "host", "took", "reason", "trace"), "")
+    return unknown | {name: visible(value) if isinstance(value, str) else value for name, value in failure.items()}
 
 
 def _failures_before_death(headers: Mapping[str, str]) -> list[Facts]:
