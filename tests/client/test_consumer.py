@@ -10,6 +10,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -237,6 +238,25 @@ def test_a_server_that_is_away_is_told_once_and_that_it_is_back_once(caplog: pyt
         asyncio.run(main())
     assert caplog.text.count("no items can be leased: cannot reach") == 1
     assert caplog.text.count("items can be leased again") == 1
+
+
+@pytest.mark.parametrize("way", ["run", "run_batches", "run_tables"])
+def test_the_server_is_told_how_long_items_were_handled(served: testing.TestServer, queue: str, way: str) -> None:
+    served.client.produce(queue, ["x"] * 10)
+    consumer, seen = SyncFace(served.url, queue), list[int]()
+
+    def handle(given: Any) -> None:
+        seen.append(1 if way == "run" else len(given))
+        if sum(seen) >= 10:
+            consumer.stop()
+        time.sleep(0.03)
+        if len(seen) == 1:
+            raise RetryItem(after="0s")
+
+    getattr(consumer, way)(handle)
+    stats = served.client.stats(queue).logical_queues[0]
+    assert stats.handled >= 10
+    assert (stats.handler_p50_ms or 0) >= 30
 
 
 def test_many_items_need_few_calls(served: testing.TestServer, queue: str) -> None:

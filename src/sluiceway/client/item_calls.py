@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, NamedTuple
@@ -186,9 +186,17 @@ def _chosen(queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], check
 
 
 def complete(
-    queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], request_timeout: Duration | None, check: Check
+    queue_name: str,
+    ids: Iterable[str],
+    lease_ids: Iterable[str],
+    request_timeout: Duration | None,
+    check: Check,
+    durations: Sequence[tuple[int, int]] = (),
 ) -> Call[answers.Completed]:
+    """`durations`: how long items were handled, as pairs of milliseconds and number of items."""
     fields, about = _chosen(queue_name, ids, lease_ids, check)
+    if durations:
+        fields["durations"] = durations
     return call("/v1/queue.complete", answers.Completed, fields, request_timeout=request_timeout, about=about)
 
 

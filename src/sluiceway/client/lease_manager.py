@@ -6,7 +6,7 @@ monotonic clock.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -131,6 +131,8 @@ class LeaseManager:
     _running: dict[str, Millis] = field(default_factory=dict)
     """The items being handled, and since when."""
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _took: dict[str, Millis] = field(default_factory=dict)
+    """How long items were handled whose outcome is not confirmed."""
     _sent: Settle | None = None
     _settle_at: Millis = 0
     _asking: _Line = field(default_factory=_Line)
@@ -279,6 +281,7 @@ class LeaseManager:
             return
         if not self._outcomes:
             self._settle_at = now + self.linger
+        self._took[item_id] = now - since
         self._outcomes[item_id] = replace(outcome, took=f"{now - since}ms") if isinstance(outcome, Retry) else outcome
 
     def extended(self, asked: Sequence[str], lease_ids: Iterable[str], now: Millis, sent_at: Millis) -> None:
@@ -328,6 +331,7 @@ class LeaseManager:
         given_up = [item_id for item_id in ids if item_id not in self._lease_of]
         for item_id in given_up:
             del again[item_id]
+            self._took.pop(item_id, None)
         self._outcomes = again | self._outcomes
         return given_up
 
@@ -340,6 +344,10 @@ class LeaseManager:
         if abandon_at is not None:
             self._abandon_at = abandon_at if self._abandon_at is None else min(abandon_at, self._abandon_at)
         self._release_waiting()
+
+    def durations(self, ids: Iterable[str]) -> list[tuple[Millis, int]]:
+        """How long those items were handled, to two digits: pairs of milliseconds and number of items."""
+        return sorted(Counter(_to_two_digits(self._took[item_id]) for item_id in ids if item_id in self._took).items())
 
     # -- internals ------------------------------------------------------------------------------------------------------------
 
@@ -380,6 +388,7 @@ class LeaseManager:
 
     def _forget(self, item_id: str) -> None:
         """Drop a settled item from its lease, and the lease with its last item."""
+        self._took.pop(item_id, None)
         lease_id = self._lease_of.pop(item_id, None)
         lease = self._leases.get(lease_id or "")
         if lease is not None and lease_id is not None:
@@ -401,6 +410,11 @@ class LeaseManager:
         running = sorted(ids & self._running.keys())
         self.lost.update(running)
         self._newly_lost += running
+
+
+def _to_two_digits(millis: Millis) -> Millis:
+    unit: Millis = 10 ** max(0, len(str(millis)) - 2)
+    return millis // unit * unit
 
 
 def is_final(error: CallError) -> bool:

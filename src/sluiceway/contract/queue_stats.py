@@ -71,6 +71,9 @@ class LogicalQueueStats(Answer, frozen=True, kw_only=True):
     lease_waiting: Annotated[int, about("Waiting lease calls.")] = 0
     complete_waiting: Annotated[int, about("Other waiting calls.")] = 0
     in_flight: Annotated[int, about("Commits in flight.")] = 0
+    handled: Annotated[int, about("Items of the last five minutes whose consumers told this instance how long they were handled.")] = 0
+    handler_p50_ms: Annotated[int | None, about("How long half of them took at most; null: there are none.")] = None
+    handler_p99_ms: Annotated[int | None, about("How long 99 of 100 of them took at most; null: there are none.")] = None
     partitions: Annotated[list[PartitionStats], about("The partitions of this instance.")] = []
 
 

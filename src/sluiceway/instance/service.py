@@ -525,7 +525,12 @@ class Service:
 
     async def settle(self, queue_name: str, request: Settle) -> Settled:
         """Complete, retry, release, or (staging) state outcomes. A `strict` request, too, returns the ignored ids."""
-        return await self._router.settle(self.queue(queue_name), request)
+        settled = await self._router.settle(self.queue(queue_name), request)
+        if request.durations:
+            self._driver(queue_name).handler_times.note(request.durations, system.now(), is_done=True)
+        elif failed := request.failed_durations():
+            self._driver(queue_name).handler_times.note(failed, system.now(), is_done=False)
+        return settled
 
     async def extend(self, queue_name: str, request: Extend) -> Extended:
         return await self._router.extend(self.queue(queue_name), request)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from sluiceway.adapters import system
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.partition import item_listing, queries
+from sluiceway.core.queue.handler_times import percentile
 from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
@@ -116,7 +117,14 @@ def stats(driver: QueueDriver) -> LogicalQueueStats:
     found = driver.counts()
     partitions = [msgspec.structs.replace(each, backend=driver.backend(each.partition).name) for each in found.partitions]
     partitions.sort(key=lambda each: each.partition)
-    return msgspec.structs.replace(found, partitions=partitions)
+    handled = driver.handler_times.recent(system.now())
+    return msgspec.structs.replace(
+        found,
+        handled=sum(handled),
+        handler_p50_ms=percentile(handled, 0.5),
+        handler_p99_ms=percentile(handled, 0.99),
+        partitions=partitions,
+    )
 
 
 def left(driver: QueueDriver) -> RemainingItems:

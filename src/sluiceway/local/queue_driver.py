@@ -20,6 +20,7 @@ from sluiceway.core.partition.compaction import Compaction
 from sluiceway.core.partition.queries import load
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.core.queue.consumer_activity import ConsumerBook
+from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.core.queue.owned_queue import OwnedQueue
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, not_here
 from sluiceway.core.queue.tickets import (
@@ -122,6 +123,7 @@ class QueueDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self.consumers = ConsumerBook()
+        self.handler_times = HandlerTimes()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._cycle_due = False

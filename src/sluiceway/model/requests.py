@@ -193,7 +193,8 @@ class Settle:
     """Complete, retry, release or (with `stage`) state outcomes of leased items, by partition.
 
     `foreign`: ids of other incarnations or of partitions that do not exist; ignored as unknown. With a `client_id`, so are items leased by
-    another client. `strict`: the call fails with `stale_ids` if any id was ignored (the others are settled all the same).
+    another client. `strict`: the call fails with `stale_ids` if any id was ignored (the others are settled all the same). `durations`: how
+    long items were handled that are completed, as pairs of milliseconds and number of items.
     """
 
     selections: dict[int, list[Selection]]
@@ -202,6 +203,16 @@ class Settle:
     foreign: Sequence[str] = ()
     client_id: str | None = None
     strict: bool = False
+    durations: Sequence[tuple[Millis, int]] = ()
+
+    def failed_durations(self) -> list[tuple[Millis, int]]:
+        """How long items were handled that failed, where their clients say so."""
+        return [
+            (each.disposition.took, len(each.offsets))
+            for selections in self.selections.values()
+            for each in selections
+            if each.disposition.took is not None and each.offsets is not None
+        ]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from sluiceway.core.queue.routing import numbers_of
 from sluiceway.instance.service import Service
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import DONE, RELEASE
+from sluiceway.model.requests import RELEASE
 from sluiceway.model.small_batch import in_columns
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
@@ -66,7 +66,7 @@ class ItemCalls:
                 "/v1/queue.complete",
                 "consume",
                 self._complete,
-                json_outcomes.SelectCall,
+                json_outcomes.CompleteCall,
                 items.Completed,
                 "Complete leased items",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
@@ -170,9 +170,9 @@ class ItemCalls:
             return answers.leased(record, leased, arrow=request.wants_arrow)
 
     async def _complete(self, request: Request) -> Body:
-        call = json_outcomes.decode_select(request.body)
+        call = json_outcomes.decode_complete(request.body)
         record = await self._queue(request, call.queue_name)
-        wanted = call.request(record, DONE)
+        wanted = call.done(record)
         may_stay(self._service, request, record, numbers_of(wanted))
         return answers.completed(await self._service.settle(call.queue_name, wanted), call.strict)
 

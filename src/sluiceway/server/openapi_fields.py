@@ -80,6 +80,7 @@ _ITEMS: Final = {
     "trace": "Last lines of the exception's trace, up to 4,096 bytes. Kept with the failed attempt.",
     "host": "The client's machine. Kept with the failed attempt.",
     "took": "How long the item was handled. Kept with the failed attempt.",
+    "durations": "How long items were handled, for the queue's statistics: pairs of milliseconds and number of items.",
     "outcome": "Outcome that takes effect when the lease is completed.",
 }
 

@@ -29,6 +29,9 @@ from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, given_te
 from sluiceway.wire.item_limits import check_count
 from sluiceway.wire.outcome_selection import Grouped, check_partition, group_items, group_leases, select_leases
 
+_Took = Annotated[int, msgspec.Meta(ge=0, le=MAX_SCHEDULE)]
+_Items = Annotated[int, msgspec.Meta(ge=1, le=MAX_ITEMS_JSON)]
+
 
 class SettleFields(Call):
     """The fields of every settling call."""
@@ -86,6 +89,18 @@ class SelectCall(_IdsCall):
             client_id=self.owner(),
             strict=self.strict,
         )
+
+
+class CompleteCall(SelectCall):
+    """`queue.complete`: also how long the items were handled."""
+
+    durations: Annotated[tuple[tuple[_Took, _Items], ...], UP_TO_JSON] = ()
+
+    def done(self, record: QueueRecord) -> Settle:
+        """The settle to run. Raises `invalid_request` and `too_many_items`."""
+        wanted = self.request(record, DONE)
+        wanted.durations = self.durations
+        return wanted
 
 
 class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -203,6 +218,7 @@ def _delay(text: str | None, path: str) -> Millis | None:
     return None if text is None else check_duration(text, f"{path}.retry_after", 0, MAX_SCHEDULE)
 
 
+decode_complete = JsonDecoder(CompleteCall)
 decode_select = JsonDecoder(SelectCall)
 decode_retry = JsonDecoder(RetryCall)
 decode_settle = JsonDecoder(SettleCall)

@@ -408,11 +408,11 @@ class AsyncConsumer:
         self._manager.extended(lease_ids, [lease.lease_id for lease in answer.leases], _now(), sent_at)
 
     async def _settle(self, effect: Settle) -> None:
-        name, check = self._queue_name, Check()
+        name, check, durations = self._queue_name, Check(), self._manager.durations(effect.done)
         ignored: list[Ignored] = []
         try:
             if effect.done:
-                ignored += (await self._attempt(item_calls.complete(name, effect.done, (), SETTLE_TIMEOUT, check))).ignored
+                ignored += (await self._attempt(item_calls.complete(name, effect.done, (), SETTLE_TIMEOUT, check, durations))).ignored
             if effect.retries:
                 ignored += (await self._attempt(item_calls.retry(name, effect.retries, SETTLE_TIMEOUT, check))).ignored
             if effect.released:

@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -108,8 +109,10 @@ class TableLoop:
 
     async def _handle(self, leased: LeasedTable, handler: TableHandler) -> None:
         keeping = asyncio.create_task(self._keep(leased))
+        began = time.monotonic()
         try:
-            await self._settle(leased, await self._outcome(leased, handler))
+            outcome = await self._outcome(leased, handler)
+            await self._settle(leased, outcome, round((time.monotonic() - began) * 1000))
         finally:
             keeping.cancel()
 
@@ -139,14 +142,15 @@ class TableLoop:
                 raise
             return error
 
-    async def _settle(self, leased: LeasedTable, outcome: list[Verdict] | BaseException | None) -> None:
+    async def _settle(self, leased: LeasedTable, outcome: list[Verdict] | BaseException | None, took: Millis) -> None:
         name, lease_ids = self._queue_name, leased.lease_ids
         if outcome is None:
             log.warning("queue %s: %d items were released before their handler was done", name, len(leased))
             await self._repeat(item_calls.release(name, (), lease_ids, SETTLE_TIMEOUT, Check()))
             return
         if isinstance(outcome, BaseException):
-            wanted = [put_back(item_id, outcome, self._error_messages) for item_id in leased.ids().to_pylist()]
+            retry = replace(put_back("", outcome, self._error_messages), took=f"{took}ms")
+            wanted = [replace(retry, id=item_id) for item_id in leased.ids().to_pylist()]
             for at in range(0, len(wanted), MAX_ITEMS_JSON):
                 await self._repeat(item_calls.retry(name, wanted[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT, Check()))
             return
@@ -154,7 +158,8 @@ class TableLoop:
             if not await self._repeat(item_calls.settle(name, outcome[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT)):
                 # To complete the leases now would complete these items, too. They are offered again instead.
                 return
-        await self._repeat(item_calls.complete(name, (), lease_ids, SETTLE_TIMEOUT, Check()))
+        durations = [(took, min(MAX_ITEMS_JSON, len(leased) - at)) for at in range(0, len(leased), MAX_ITEMS_JSON)]
+        await self._repeat(item_calls.complete(name, (), lease_ids, SETTLE_TIMEOUT, Check(), durations))
 
     async def _repeat(self, call: Call[Any]) -> bool:
         """Make the call until it succeeds. Returns False if it did not in time. Raises an error that no repetition can fix."""
