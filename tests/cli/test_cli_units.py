@@ -172,6 +172,7 @@ def test_a_host_and_port_is_a_url(run: Run) -> None:
         ("ack", "sluiceway complete QUEUE"),
         ("consume", "sluiceway work MODULE:FUNCTION"),
         ("purge", "sluiceway queue clear NAME"),
+        ("stop", "Ctrl-C, or SIGTERM to the server's or worker's process"),
         ("ui", "/ui"),
     ],
 )
@@ -180,6 +181,13 @@ def test_a_word_of_other_queues_is_answered_with_ours(run: Run, word: str, inste
     assert code == 2
     assert f"No such command '{word}'. Use " in err
     assert instead in err
+
+
+@pytest.mark.parametrize(("word", "instead"), [("purge", "clear"), ("rm", "delete"), ("describe", "info"), ("stop", "pause")])
+def test_so_is_one_for_a_command_on_queues(run: Run, word: str, instead: str) -> None:
+    code, _, err = run("queue", word, "q")
+    assert code == 2
+    assert f"No such command '{word}'. Use sluiceway queue {instead}." in err
 
 
 def test_options_of_the_server_and_of_the_output_may_stand_before_the_command(run: Run) -> None:

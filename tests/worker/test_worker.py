@@ -57,6 +57,7 @@ def stop_under_load(start: Callable[..., Worker], served: testing.TestServer, nu
     begun, done = ([payload for _, payload, _, _ in worker.journal(word)] for word in ("begun", "done"))
     assert Counter(begun) == Counter(done), worker.log
     assert max(Counter(begun).values()) == 1, "handled twice"
+    assert f"stopped: {len(done) - completed:,} items done\n" in worker.log
     assert totals(served, "total_leased", "completed", "retried", "expired") == [0, len(done), 0, 0]
 
 

@@ -43,7 +43,7 @@ _ROOMS = {
 _FIELD_WORDS = {
     **dict.fromkeys(("send", "publish", "enqueue", "push", "put", "add"), "sluiceway produce QUEUE"),
     **dict.fromkeys(
-        ("consume", "receive", "subscribe", "poll", "get"), "sluiceway lease QUEUE, or a worker: sluiceway work MODULE:FUNCTION"
+        ("consume", "receive", "subscribe", "poll", "get", "pop"), "sluiceway lease QUEUE, or a worker: sluiceway work MODULE:FUNCTION"
     ),
     **dict.fromkeys(("worker", "run", "listen"), "sluiceway work MODULE:FUNCTION"),
     **dict.fromkeys(("ack", "acknowledge", "done", "commit"), "sluiceway complete QUEUE"),
@@ -56,6 +56,8 @@ _FIELD_WORDS = {
     **dict.fromkeys(("start", "server", "up"), "sluiceway dev to try things, sluiceway serve --data DIR to stay"),
     **dict.fromkeys(("dlq", "dead", "dead-letters"), "sluiceway peek DEAD_QUEUE, and sluiceway redrive DEAD_QUEUE"),
     **dict.fromkeys(("ui", "dashboard", "web"), f"the dashboard is a page of the server: {DEFAULT_URL}/ui"),
+    **dict.fromkeys(("stop", "down"), "Ctrl-C, or SIGTERM to the server's or worker's process"),
+    **dict.fromkeys(("tail", "watch", "logs", "monitor"), "sluiceway events, or sluiceway top"),
     "version": "sluiceway --version",
     "help": "sluiceway --help",
 }

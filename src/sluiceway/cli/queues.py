@@ -24,7 +24,27 @@ MAX_COUNTED = 50
 """Maximum queues whose items `queue list` counts: each costs a call."""
 
 
-@click.group()
+_FIELD_WORDS = {
+    **dict.fromkeys(("purge", "empty", "flush"), "clear"),
+    **dict.fromkeys(("new", "add", "declare"), "create"),
+    "ls": "list",
+    **dict.fromkeys(("show", "get", "describe", "inspect", "status"), "info"),
+    **dict.fromkeys(("set", "edit", "alter", "configure"), "update"),
+    **dict.fromkeys(("rm", "remove", "drop"), "delete"),
+    **dict.fromkeys(("stop", "suspend", "disable"), "pause"),
+    **dict.fromkeys(("start", "continue", "enable", "unpause"), "resume"),
+}
+"""What users of other queues call the commands on queues."""
+
+
+class _QueueCommands(click.Group):
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in _FIELD_WORDS and not ctx.resilient_parsing:
+            raise click.UsageError(f"No such command {args[0]!r}. Use sluiceway queue {_FIELD_WORDS[args[0]]}.", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_QueueCommands)
 def queue() -> None:
     """Create, change, show, pause, clear and delete queues."""
 

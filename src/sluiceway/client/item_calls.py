@@ -196,7 +196,7 @@ def complete(
     """`durations`: how long items were handled, as pairs of milliseconds and number of items."""
     fields, about = _chosen(queue_name, ids, lease_ids, check)
     if durations:
-        fields["durations"] = durations
+        fields["handled"] = [{"took_ms": millis, "items": items} for millis, items in durations]
     return call("/v1/queue.complete", answers.Completed, fields, request_timeout=request_timeout, about=about)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -215,6 +215,10 @@ class Browsed(Answer, frozen=True, kw_only=True):
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+FAILURES_HEADER: Final = "sluiceway-failures"
+"""Header of a dead item: a JSON list of `FailedAttempt`, the latest last."""
 
 
 class FailedAttempt(Answer, frozen=True, kw_only=True, omit_defaults=True):

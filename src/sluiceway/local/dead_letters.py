@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluiceway.contract.item_answers import FAILURES_HEADER
 from sluiceway.model.items import HEADERS, PRODUCED, fit
 from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
@@ -15,7 +16,6 @@ from sluiceway.model.requests import Offsets
 
 QUEUE_HEADER = "sluiceway-queue"
 REASON_HEADER = "sluiceway-reason"
-FAILURES_HEADER = "sluiceway-failures"
 _OURS = "sluiceway-"
 
 

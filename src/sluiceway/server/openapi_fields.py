@@ -80,7 +80,9 @@ _ITEMS: Final = {
     "trace": "Last lines of the exception's trace, up to 4,096 bytes. Kept with the failed attempt.",
     "host": "The client's machine. Kept with the failed attempt.",
     "took": "How long the item was handled. Kept with the failed attempt.",
-    "durations": "How long items were handled, for the queue's statistics: pairs of milliseconds and number of items.",
+    "handled": "How long the items were handled, for the queue's statistics.",
+    "took_ms": "How long each of the items was handled.",
+    "Handled.items": "How many items were handled for so long.",
     "outcome": "Outcome that takes effect when the lease is completed.",
 }
 

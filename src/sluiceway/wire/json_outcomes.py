@@ -29,8 +29,12 @@ from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, given_te
 from sluiceway.wire.item_limits import check_count
 from sluiceway.wire.outcome_selection import Grouped, check_partition, group_items, group_leases, select_leases
 
-_Took = Annotated[int, msgspec.Meta(ge=0, le=MAX_SCHEDULE)]
-_Items = Annotated[int, msgspec.Meta(ge=1, le=MAX_ITEMS_JSON)]
+
+class Handled(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """How long some items were handled, each of them."""
+
+    took_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_SCHEDULE)]
+    items: Annotated[int, msgspec.Meta(ge=1, le=MAX_ITEMS_ARROW)] = 1
 
 
 class SettleFields(Call):
@@ -94,12 +98,12 @@ class SelectCall(_IdsCall):
 class CompleteCall(SelectCall):
     """`queue.complete`: also how long the items were handled."""
 
-    durations: Annotated[tuple[tuple[_Took, _Items], ...], UP_TO_JSON] = ()
+    handled: Annotated[tuple[Handled, ...], UP_TO_JSON] = ()
 
     def done(self, record: QueueRecord) -> Settle:
         """The settle to run. Raises `invalid_request` and `too_many_items`."""
         wanted = self.request(record, DONE)
-        wanted.durations = self.durations
+        wanted.durations = [(each.took_ms, each.items) for each in self.handled]
         return wanted
 
 

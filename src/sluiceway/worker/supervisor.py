@@ -48,8 +48,21 @@ def work(handler: str, options: Options) -> None:
         Supervisor(handler, options).run()
         return
     worker = WorkerProcess(load_handler(handler), options)
-    with _status_page(options, worker):
-        worker.run()
+    try:
+        with _status_page(options, worker):
+            worker.run()
+    finally:
+        _tell_end(worker.counts())
+
+
+def _tell_end(counts: Counts) -> None:
+    """Log what a worker did: `stopped: 1,204 items done, 3 failed`."""
+    did = [f"{times.items:,} {_ENDED[name]}" for name, times in counts.outcomes.items() if times.items]
+    log.info("stopped: %s", ", ".join(did) or "no items were handled")
+
+
+_ENDED = {"done": "items done", "retry": "put back", "dead": "sent to the dead queue", "failed": "failed"}
+"""What a log says of the outcomes (`OUTCOMES`)."""
 
 
 @contextlib.contextmanager
@@ -92,6 +105,7 @@ class Supervisor:
                 for child in self._children:
                     self._look_after(child)
             self._stop_all()
+            _tell_end(self._ended)
         if self._error is not None:
             raise self._error
 

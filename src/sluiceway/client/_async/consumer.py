@@ -197,6 +197,8 @@ class AsyncConsumer:
 
     def _stop(self, within: Millis | None) -> None:
         """`within`: how long handlers may take to finish; None: as long as they need."""
+        if not self._manager.stopping and self._handler is not None:
+            log.info("queue %s: stopping; %d handlers finish, the other items are released", self._queue_name, len(self._handling))
         self._manager.stop(None if within is None else _now() + within)
         if self._tables is not None:
             self._tables.stop(within)

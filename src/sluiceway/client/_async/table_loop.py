@@ -158,8 +158,7 @@ class TableLoop:
             if not await self._repeat(item_calls.settle(name, outcome[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT)):
                 # To complete the leases now would complete these items, too. They are offered again instead.
                 return
-        durations = [(took, min(MAX_ITEMS_JSON, len(leased) - at)) for at in range(0, len(leased), MAX_ITEMS_JSON)]
-        await self._repeat(item_calls.complete(name, (), lease_ids, SETTLE_TIMEOUT, Check(), durations))
+        await self._repeat(item_calls.complete(name, (), lease_ids, SETTLE_TIMEOUT, Check(), [(took, len(leased))]))
 
     async def _repeat(self, call: Call[Any]) -> bool:
         """Make the call until it succeeds. Returns False if it did not in time. Raises an error that no repetition can fix."""

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sluiceway.contract.item_answers import FailedAttempt
-from sluiceway.local.dead_letters import FAILURES_HEADER
+from sluiceway.contract.item_answers import FAILURES_HEADER, FailedAttempt
 from sluiceway.server.ui.api import Facts, ProblemError
 from sluiceway.server.ui.pages.queue_commands import QUEUE
 from sluiceway.server.ui.pages.queues import every_queue
