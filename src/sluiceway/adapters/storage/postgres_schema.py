@@ -37,6 +37,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     "",
     # Since this version a key's record may be an intent, and a blob compacted: an older version can read neither.
     "",
+    # Since this version there are records of failed attempts: an older version takes them for damage.
+    "",
 )
 """Migration number n takes the layout from version n to n + 1. Released ones never change."""
 
