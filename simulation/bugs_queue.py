@@ -7,8 +7,9 @@ from itertools import count, takewhile
 from typing import Any
 
 from simulation.planting import Bug, shelf
+from sluiceway.core.partition.circuit_breaker import PROBES, Circuit
 from sluiceway.core.partition.idempotency_keys import KeyMemory
-from sluiceway.core.partition.partition import Intended
+from sluiceway.core.partition.partition import Intended, Partition
 from sluiceway.core.queue import lease_scheduler, logical_queue
 from sluiceway.core.queue.lease_scheduler import LeaseScheduler
 from sluiceway.core.queue.logical_queue import LogicalQueue
@@ -16,6 +17,7 @@ from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExec
 from sluiceway.core.queue.tickets import Reply, Route
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import Disposition
 
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
@@ -389,3 +391,29 @@ def forgets_at_the_target_first(original: Any) -> Any:
             heapq.heappush(self._ends, (record.until, f"tk{key.key}" if key.group is None else f"tg{key.group}"))
 
     return remember
+
+
+# ---- circuit breaker ------------------------------------------------------------------------------------------
+
+
+@bug(Circuit, "room")
+def leases_while_its_circuit_is_open(original: Any) -> Any:
+    """An open circuit breaker lets probes through at any time."""
+    return property(lambda self: None if self.state == "closed" else max(0, PROBES - self._out))
+
+
+@bug(Circuit, "wake_at")
+def forgets_to_probe(original: Any) -> Any:
+    """No cycle is due when an open circuit breaker would let probes through."""
+    return property(lambda self: None)
+
+
+@bug(Partition, "_collect_returns")
+def spares_what_ran_out(original: Any) -> Any:
+    """A lease that runs out while the circuit breaker is open does not count as an attempt."""
+
+    def collect(self: Any, lease: Any, positions: Any, disposition: Any, *rest: Any) -> Any:
+        spares = disposition is None and self.circuit is not None and self.circuit.spares
+        return original(self, lease, positions, Disposition("retry") if spares else disposition, *rest)
+
+    return collect

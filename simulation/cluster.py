@@ -44,6 +44,7 @@ from simulation.promises import check
 from simulation.store import Store
 from simulation.world import EventLog
 from sluiceway.cluster.ownership import item_of
+from sluiceway.contract.queue_settings import CircuitBreaker
 from sluiceway.core.group.group_records import Strategy
 from sluiceway.core.queue.logical_queue import LogicalQueue
 from sluiceway.core.queue.partition_executor import PartitionExecutor
@@ -161,6 +162,8 @@ class ClusterWorld:
                 lease_timeout=self.random.choice([2_000, 8_000]),
                 max_attempts=self.random.choice([0, 3]),
                 dead_queue=dead_queue,
+                # Without a draw: histories without a breaker keep their random sequence.
+                circuit_breaker=CircuitBreaker(0.5, 3) if self.seed % 4 == 1 else None,
             )
         )
 

@@ -57,7 +57,9 @@ class Vault:
 
         def carry_out(driver: QueueDriver, effect: Effect) -> None:
             if isinstance(effect, Commit):
-                self._cycles[id(effect.changes)] = effect.changes, Cycle(system.now(), driver.record)
+                circuit = driver.queue.circuit
+                blocked = circuit is not None and circuit.state == "open"
+                self._cycles[id(effect.changes)] = effect.changes, Cycle(system.now(), driver.record, blocked)
             original(driver, effect)
 
         setattr(QueueDriver, "_carry_out", carry_out)  # noqa: B010 - a type checker would take it for a mistake

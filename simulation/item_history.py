@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from simulation.causes import Asks
@@ -25,10 +25,11 @@ _TIMED = ("produced", "leased", "completed", "retried", "expired", "released", "
 
 
 class Cycle(NamedTuple):
-    """The cycle that made a change set: its time and its settings."""
+    """The cycle that made a change set: its time, its settings, and whether the circuit breaker let nothing through."""
 
     now: Millis
     record: QueueRecord
+    blocked: bool = False
 
 
 class ItemHistory:
@@ -185,21 +186,23 @@ class ItemHistory:
         asked = self.asks.of(self.partition, was.lease, was.offset)
         if self._ran_out(was.lease) and not (self.grace and (not counted or place.kind == DUE)):
             check(counted == 1, f"{item.payload}: its lease ran out and does not count")
-            self._check_wait(item, place, [Disposition("retry")], "its lease ran out, and it is served")
+            self._check_wait(item, was, place, [Disposition("retry")], "its lease ran out, and it is served")
             disposition: IgnoredReason = "expired"
             if not (self.grace and asked):
                 self._limits[item.payload] = max(1, self.old.leases[was.lease].open // 2)
         else:
             if counted:
                 check(counted == 1, f"{item.payload} has other attempts")
-                self._check_retry(item, place, [each for each in asked if each.verdict == "retry"])
+                self._check_retry(item, was, place, [each for each in asked if each.verdict == "retry"])
+            elif self._may_be_spared(asked):
+                self._steps["spared"] += 1
             elif not any(each.verdict == "release" for each in asked):
                 given_back = (self.partition, was.lease) not in self.heard and self.old.leases[was.lease].lease_key is None
                 check(given_back, f"{item.payload} is offered again without a cause")
                 self._steps["given back"] += 1
             check(not counted or not self._is_spent(place.attempts), f"{item.payload} is offered beyond max_attempts")
-            disposition = "retried" if counted else "released"
-            if counted:
+            disposition = "retried" if counted or self._may_be_spared(asked) else "released"
+            if disposition == "retried":
                 self._limits.pop(item.payload, None)
         if disposition == "expired":
             check(not self._is_spent(place.attempts), f"{item.payload} is offered beyond max_attempts")
@@ -209,16 +212,20 @@ class ItemHistory:
             self.dispositions[was.offset].add("retried")
             self._unsure = True
 
+    def _may_be_spared(self, asked: Iterable[Disposition]) -> bool:
+        """Whether a retry need not count. What else was asked in the same cycle would count, or would let it go."""
+        return self.record.circuit_breaker is not None and any(each.verdict == "retry" for each in asked)
+
     def _is_spent(self, attempts: int) -> bool:
         return bool(self.record.max_attempts) and attempts >= self.record.max_attempts
 
-    def _check_retry(self, item: Item, place: Place, retries: list[Disposition]) -> None:
+    def _check_retry(self, item: Item, was: Place, place: Place, retries: list[Disposition]) -> None:
         check(bool(retries), f"{item.payload} is offered again without a cause")
-        self._check_wait(item, place, retries, "it is retried")
+        self._check_wait(item, was, place, retries, "it is retried")
 
-    def _check_wait(self, item: Item, place: Place, retries: list[Disposition], what: str) -> None:
+    def _check_wait(self, item: Item, was: Place, place: Place, retries: list[Disposition], what: str) -> None:
         # A retry due after the item's expiry is due at its expiry.
-        dues = {min(self._due_at(each, place.attempts), place.expires_at or FOR_EVER) for each in retries}
+        dues = {min(self._due_at(each, was.attempts + 1), place.expires_at or FOR_EVER) for each in retries}
         if place.kind == DUE:
             check(place.due_at in dues, f"{item.payload}: {what} at another time than was asked")
         else:
@@ -234,6 +241,7 @@ class ItemHistory:
     def _is_leased(self, item: Item, place: Place) -> None:
         lease = self.new.leases[place.lease]
         check("lease" not in self.record.paused, "a paused queue serves")
+        check(not self.cycle.blocked, "a queue serves while its circuit breaker is open")
         own = self.record.partition(self.partition)
         check(own is not None and allows(self.record, own).lease, f"a partition serves that must not: {own}")
         check(not place.expires_at or place.expires_at > self.cycle.now, f"{item.payload} was served although it has expired")

@@ -262,6 +262,10 @@ class Owner:
         """Check that no consumer waits while items are ready."""
         if "lease" in self.record.paused:
             return
+        circuit = machine.circuit
+        if circuit is not None and circuit.room == 0:
+            check(circuit.wake_at is not None, "a circuit breaker is open, and nothing will close it")
+            return
         waiters = machine.lease_scheduler.waiters.values()
         if any(executor.state is ExecutorState.READY and executor.partition.log.ready_count for executor in machine.executors.values()):
             waits = any(not ticket.keyed for ticket in waiters)
@@ -377,7 +381,8 @@ class Owner:
         world, store = self.world, self.queue.stores[effect.partition]
         luck, weather = world.random.random(), world.weather
         kind = ""
-        cycle = Cycle(self.now(), self.record)
+        circuit = self.machine_of[effect.partition].circuit
+        cycle = Cycle(self.now(), self.record, circuit is not None and circuit.state == "open")
         flight = Flight(world, store, effect.changes, (self.grant, effect.opening), cycle)
         lands, syncs, answers = world.latency(), world.latency(), world.latency()
         if store.slow_until > world.now:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
+from random import Random
 
 from simulation.clients import Clients
 from simulation.durable_audit import audit
@@ -11,7 +12,7 @@ from simulation.known_items import new_rows
 from simulation.promises import check
 from simulation.simulated_queue import SimQueue
 from simulation.world import MAX_JUMP, START, EventLog, Weather, World
-from sluiceway.contract.queue_settings import RetryBackoff
+from sluiceway.contract.queue_settings import CircuitBreaker, RetryBackoff
 from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.core.queue.tickets import Result
 from sluiceway.kernel.clock import Millis
@@ -31,7 +32,12 @@ class History:
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
         self.world = World(seed, log)
         self.random = self.world.random
+        # A generator of its own: histories without a breaker keep their random sequence.
+        self.breakers = Random(seed) if seed % 4 == 1 else None
         self.queues = self._new_queues()
+        if self.breakers is not None:
+            for queue in self.queues:
+                queue.configure(circuit_breaker=self._some_breaker())
         self.numbers = count()
         self.clients = [Clients(queue, self.numbers) for queue in self.queues]
 
@@ -55,9 +61,14 @@ class History:
         queue = SimQueue(self.world, record, queues)
         queue.configure(lease_timeout=self.random.choice([300, 2_000]), **settings)
 
+    def _some_breaker(self) -> CircuitBreaker | None:
+        assert self.breakers is not None
+        return self.breakers.choice([None, CircuitBreaker(0.2, 2), CircuitBreaker(0.5, 1), CircuitBreaker(0.5, 5)])
+
     def _some_settings(self) -> dict[str, object]:
         pick = self.random.choice
-        return {
+        breaker = {} if self.breakers is None else {"circuit_breaker": self._some_breaker()}
+        return breaker | {
             "max_attempts": pick([0, 1, 2, 3]),
             "expire_timeout": pick([0, 0, 1_500, 8_000]),
             "retry_backoff": pick([None, RetryBackoff(50, 200), RetryBackoff(700, 3_000)]),

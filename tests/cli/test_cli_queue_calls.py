@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sluiceway.cli import redrive
-from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, CircuitBreaker, RetryBackoff
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import (
@@ -32,7 +32,7 @@ ITEM, LEASE = "k7f3q2ma.0.7", "k7f3q2ma.2.L4"
 SETTINGS = (
     *("--lease-timeout", "90s", "--max-lease-timeout", "1h", "--max-attempts", "2", "--dead-queue", "d", "--expire-timeout", "1d"),
     *("--retry-backoff", "1s", "10m", "--idempotency-window", "1h", "--write-timeout", "2s", "--reference", "mine"),
-    *("--logical-queues", "3"),
+    *("--logical-queues", "3", "--circuit-breaker", "0.25:7"),
 )
 MEANT = {
     "lease_timeout": 90_000,
@@ -41,6 +41,7 @@ MEANT = {
     "dead_queue": "d",
     "expire_timeout": 86_400_000,
     "retry_backoff": RetryBackoff(1_000, 600_000),
+    "circuit_breaker": CircuitBreaker(0.25, 7),
     "idempotency_window": 3_600_000,
     "write_timeout": 2_000,
     "logical_queues": 3,
@@ -100,6 +101,7 @@ def test_an_update_says_only_what_was_typed(service: FakeService, shell: Shell) 
         (("queue", "update", "q", "--retry-backoff", "1s", "5s", "--no-retry-backoff"), "exclude each other"),
         (("queue", "update", "q", "--retry-backoff", "1s", "long"), "'long' is not a duration"),
         (("queue", "update", "q", "--retry-backoff", "1s"), "requires 2 arguments"),
+        (("queue", "update", "q", "--circuit-breaker", "50%"), "'50%' is no circuit breaker"),
         (("queue", "update", "q", "--write-timeout", "2"), "'2' is not a duration"),
         (("queue", "update", "q", "--logical-queues", "0"), "'0' is neither a number of at least 1 nor auto"),
         (("queue", "create", "q", "--logical-queues", "many"), "'many' is neither a number"),
@@ -143,6 +145,7 @@ def test_info_shows_every_setting(service: FakeService, shell: Shell) -> None:
         "dead queue": "d",
         "expiry": "1d",
         "retry back-off": "1s to 10m",
+        "circuit breaker": "0.25:7",
         "idempotency window": "1h",
         "write timeout": "2s",
         "logical queues": "3",

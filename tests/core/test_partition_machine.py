@@ -47,6 +47,7 @@ RULES = st.builds(
     st.sampled_from([0, 0, 15, 70]),
     st.none() | st.sampled_from([RetryBackoff(0, 0), RetryBackoff(5, 12), RetryBackoff(1, 1_000)]),
     st.sampled_from([None, "d1", "d2"]),
+    st.none(),
 )
 CLIENTS = st.sampled_from([None, None, "c", "d"])
 LIVES = st.builds(

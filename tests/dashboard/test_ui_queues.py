@@ -323,10 +323,13 @@ def test_settings_are_told_apart_from_defaults(server: Running) -> None:
     origins = {row[0]: row[2] for row in rows(page(server, f"/{server.queue()}/settings"), "settings")}
     assert set(origins.values()) == {"default"}
     assert len(origins) == len(QUEUE_SETTINGS)
-    name = server.queue(reference=EVIL, retry_backoff={"first": "1s", "most": "10m"}, lease_timeout="5m")
+    name = server.queue(
+        reference=EVIL, retry_backoff={"first": "1s", "most": "10m"}, lease_timeout="5m", circuit_breaker={"failure_rate": 0.5}
+    )
     shown = {row[0]: row[1:3] for row in rows(page(server, f"/{name}/settings"), "settings")}
     assert shown["Reference"] == [EVIL, "set"]
     assert shown["Retry back-off"] == ["1s, doubling with each attempt, up to 10m", "set"]
+    assert shown["Circuit breaker"] == ["opens at 50% failed items, after 20", "set"]
     assert shown["Lease timeout"] == ["5m", "set"]
     assert shown["Max attempts"] == ["no limit", "default"]
 
@@ -349,10 +352,11 @@ def test_the_audit_of_a_queue_is_its_own(server: Running) -> None:
 def test_a_queue_is_created_changed_and_deleted(server: Running) -> None:
     dead = server.queue()
     given = {"requested_partitions": "2", "max_attempts": "5", "dead_queue": dead, "retry_backoff": "1s 10m", "logical_queues": "auto"}
-    assert "/ui/queues/made" in do(server, "queues.create", queue_name="made", **given, reference="ours")
+    assert "/ui/queues/made" in do(server, "queues.create", queue_name="made", **given, circuit_breaker="0.25", reference="ours")
     info = server.ask("queues.info", queue_name="made")
     assert (info["requested_partitions"], info["max_attempts"], info["dead_queue"], info["reference"]) == (2, 5, dead, "ours")
     assert (info["retry_backoff"], info["logical_queues"]) == ({"first": "1s", "most": "10m"}, "auto")
+    assert info["circuit_breaker"] == {"failure_rate": 0.25, "failures": 20}
 
     do(server, "queues.update", queue_name="made", version="1", lease_timeout="5m", no_dead_queue="1", logical_queues="3")
     info = server.ask("queues.info", queue_name="made")
@@ -370,6 +374,7 @@ def test_a_queue_is_created_changed_and_deleted(server: Running) -> None:
     ("given", "field"),
     [
         ({"retry_backoff": "1s"}, "retry_backoff"),
+        ({"circuit_breaker": "50"}, "circuit_breaker"),
         ({"logical_queues": "many"}, "logical_queues"),
         ({"max_attempts": "five"}, "max_attempts"),
         ({"dead_queue": "x", "no_dead_queue": "1"}, "no_dead_queue"),
@@ -428,6 +433,7 @@ FILLED = {
     "dead_queue": "d",
     "expire_timeout": "1d",
     "retry_backoff": "1s 10m",
+    "circuit_breaker": "0.5:20",
     "idempotency_window": "1d",
     "write_timeout": "20s",
     "logical_queues": "auto",

@@ -6,6 +6,7 @@ import struct
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -75,6 +76,7 @@ def of(hint: Any, columns: Sequence[pa.Field] = ()) -> st.SearchStrategy[Any]:
         bool: st.booleans(),
         bytes: st.binary(max_size=10),
         float: st.floats(allow_nan=False),
+        datetime: st.datetimes(timezones=st.just(UTC)),
         type(None): st.none(),
     }
     return simple[hint]

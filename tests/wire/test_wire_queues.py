@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluiceway.contract.item_answers import IgnoredReason
-from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, CircuitBreaker, RetryBackoff
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import format_duration, format_time
@@ -88,6 +88,11 @@ SETTINGS_REFUSED: list[tuple[dict[str, object], str]] = [
     ({"retry_backoff": {"first": "0s", "most": "2s"}}, "retry_backoff.first"),
     ({"retry_backoff": {"first": "1s", "most": "367d"}}, "retry_backoff.most"),
     ({"retry_backoff": {"first": "1s", "most": "999ms"}}, "retry_backoff.first"),
+    ({"circuit_breaker": 0.5}, "circuit_breaker"),
+    ({"circuit_breaker": {"failures": 5}}, "circuit_breaker.failure_rate"),
+    ({"circuit_breaker": {"failure_rate": 1.0}}, "circuit_breaker.failure_rate"),
+    ({"circuit_breaker": {"failure_rate": 0.5, "failures": 0}}, "circuit_breaker.failures"),
+    ({"circuit_breaker": {"failure_rate": 0.5, "minimum": 5}}, "circuit_breaker.minimum"),
     ({"idempotency_window": "9m"}, "idempotency_window"),
     ({"idempotency_window": "24h1ms"}, "idempotency_window"),
     ({"write_timeout": "0s"}, "write_timeout"),
@@ -189,6 +194,7 @@ durations = st.integers(1, MAX_SCHEDULE)
             "dead_queue": st.none() | st.from_regex(r"[a-z0-9_]{1,9}", fullmatch=True),
             "expire_timeout": st.integers(0, MAX_SCHEDULE),
             "retry_backoff": st.none() | st.tuples(durations, durations).map(lambda pair: RetryBackoff(min(pair), max(pair))),
+            "circuit_breaker": st.none() | st.builds(CircuitBreaker, st.floats(0.01, 0.99), st.integers(1, 1_000_000)),
             "idempotency_window": st.integers(MIN_KEY_WINDOW, KEY_WINDOW),
             "write_timeout": st.none() | st.integers(1, MAX_REQUEST_TIMEOUT),
             "logical_queues": st.none() | st.integers(1, 1_000) | st.just("auto"),

@@ -15,7 +15,7 @@ from sluiceway.cli.session import Session, connected, queue_argument
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
-    from sluiceway.client import QueueInfo, Settings, Verb
+    from sluiceway.client import CircuitBreaker, QueueInfo, Settings, Verb
     from sluiceway.client.answers import Partition
     from sluiceway.contract.queue_settings import Setting
 
@@ -60,6 +60,15 @@ def _logical_queues(context: click.Context, option: click.Parameter, value: str 
     return int(value)
 
 
+def _breaker(context: click.Context, option: click.Parameter, value: str | None) -> CircuitBreaker | None:
+    from sluiceway.contract.queue_settings import read_circuit_breaker
+
+    try:
+        return None if value is None else read_circuit_breaker(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 def _option(setting: Setting, is_new: bool) -> Callable[[Callable[..., T]], Callable[..., T]]:
     flag, kind = f"--{setting.name.replace('_', '-')}", setting.form.kind
     help = f"{setting.about} [server's default: {setting.new_text}]" if is_new else setting.about
@@ -69,6 +78,8 @@ def _option(setting: Setting, is_new: bool) -> Callable[[Callable[..., T]], Call
         return duration_option(flag, metavar="FIRST MOST", help=help)
     if kind == "count":
         return click.option(flag, type=click.IntRange(0), help=help)
+    if kind == "breaker":
+        return click.option(flag, metavar="RATE[:FAILURES]", callback=_breaker, help=help)
     if kind == "logical queues":
         return click.option(flag, metavar="NUMBER|auto", callback=_logical_queues, help=help)
     return click.option(flag, metavar="QUEUE" if kind == "queue" else "TEXT", help=help)
@@ -207,7 +218,9 @@ def info(session: Session, name: str) -> None:
 
 def _shown(setting: Setting, value: Any) -> object:
     text = setting.shown(value)
-    return printable(str(text).encode()) if isinstance(text, str | int) else f"{text.first} to {text.most}"
+    if setting.form.kind == "backoff" and not isinstance(text, str):
+        return f"{text.first} to {text.most}"
+    return printable(str(text).encode())
 
 
 def _partition(part: Partition) -> str:

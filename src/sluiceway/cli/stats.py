@@ -73,6 +73,8 @@ def stats(session: Session, queue: str | None, watch: bool) -> None:
         session.print(answer, _stats_table(answer))
         if not session.as_json and (paused := paused_verbs(session, queue)):
             click.echo(f"Paused: {' and '.join(paused)}", err=True)
+        for line in () if session.as_json else _open_circuits(answer):
+            click.echo(line, err=True)
     elif session.as_json:
         while True:
             print_json(answer)
@@ -85,6 +87,18 @@ def stats(session: Session, queue: str | None, watch: bool) -> None:
             while True:
                 time.sleep(WATCH_PAUSE)
                 live.update(_stats_table(session.client.stats(queue)), refresh=True)
+
+
+def _open_circuits(stats: QueueStats) -> list[str]:
+    """What each instance's circuit breaker says, unless it is closed."""
+    found = []
+    for share in stats.logical_queues:
+        circuit = share.circuit
+        if circuit is not None and circuit.state != "closed":
+            where = "" if share.instance is None else f" on {share.instance}"
+            probes = f"next probes at {_moment(circuit.until)}" if circuit.until is not None else "probes are under way"
+            found.append(f"Circuit open{where} since {_moment(circuit.since)}: too many items fail; {probes}")
+    return found
 
 
 def _print_all_stats(session: Session) -> None:

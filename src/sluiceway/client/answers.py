@@ -30,8 +30,8 @@ from sluiceway.contract.item_answers import (
     Staged,
 )
 from sluiceway.contract.key_answers import CreatedKey, KeyInfo, KeyPage, OwnKey
-from sluiceway.contract.queue_settings import Backoff, Partition, QueueInfo, QueuePage
-from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
+from sluiceway.contract.queue_settings import Backoff, CircuitBreaker, Partition, QueueInfo, QueuePage
+from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats, PartitionStats, QueueStats
 
 __all__ = [
     "AuditEntry",
@@ -41,6 +41,8 @@ __all__ = [
     "Backoff",
     "Browsed",
     "BrowsedItem",
+    "CircuitBreaker",
+    "CircuitStats",
     "Cleared",
     "Completed",
     "CreatedKey",

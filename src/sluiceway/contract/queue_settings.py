@@ -59,9 +59,38 @@ class BackoffFields(Backoff, frozen=True, forbid_unknown_fields=True):
     """A `Backoff` in a call."""
 
 
+class CircuitBreaker(msgspec.Struct, frozen=True):
+    """When leasing pauses because most items fail: see docs/operations.md, Circuit breaker."""
+
+    failure_rate: Annotated[
+        float, Meta(ge=0.01, le=0.99, description="Share of failed items from which on the queue is in trouble, 0.01 to 0.99.")
+    ]
+    failures: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Failed items, beyond that share, that open the breaker; so many in a row always do.")
+    ] = 20
+
+    def __str__(self) -> str:
+        return f"{self.failure_rate:g}:{self.failures}"
+
+
+class CircuitBreakerFields(CircuitBreaker, frozen=True, forbid_unknown_fields=True):
+    """A `CircuitBreaker` in a call."""
+
+
+def read_circuit_breaker(text: str) -> CircuitBreaker:
+    """Read a breaker as people type it: `0.5`, or `0.5:20` with the number of failures. Raises ValueError."""
+    rate, colon, failures = text.partition(":")
+    fields = {"failure_rate": rate.strip(), **({"failures": failures.strip()} if colon else {})}
+    try:
+        return msgspec.convert(fields, CircuitBreaker, strict=False)
+    except msgspec.ValidationError:
+        expected = "a share of failed items from 0.01 to 0.99, or such a share and a number: 0.5 or 0.5:20"
+        raise ValueError(f"{text!r} is no circuit breaker; expected {expected}") from None
+
+
 # -- how a setting is written -----------------------------------------------------------------------------------------
 
-Kind = Literal["duration", "count", "queue", "backoff", "logical queues", "text"]
+Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "text"]
 
 
 @dataclass(frozen=True)
@@ -90,9 +119,14 @@ def _write_backoff(backoff: RetryBackoff) -> Backoff:
     return Backoff(format_duration(backoff.first), format_duration(backoff.most))
 
 
+def _check_breaker(given: CircuitBreaker, name: str) -> CircuitBreaker:
+    return CircuitBreaker(given.failure_rate, given.failures)
+
+
 _COUNT: Final = Form("count", Annotated[int, Meta(ge=0, le=_MAX_COUNT)], lambda value, _: value)
 _QUEUE: Final = Form("queue", QueueName, check_queue_name)
 _BACKOFF: Final = Form("backoff", BackoffFields, _read_backoff, _write_backoff)
+_BREAKER: Final = Form("breaker", CircuitBreakerFields, _check_breaker)
 _LOGICAL: Final = Form("logical queues", LogicalQueueCount | Literal["auto"], lambda value, _: value)
 _TEXT: Final = Form("text", ShortText, check_text)
 
@@ -188,6 +222,15 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
             new=RetryBackoff(1_000, 600_000),
         ),
     ] = None
+    circuit_breaker: Annotated[
+        CircuitBreaker | None,
+        _setting(
+            "Circuit breaker",
+            "While most items fail, leasing pauses but for probes, and failures do not count as attempts.",
+            _BREAKER,
+            unset="none",
+        ),
+    ] = None
     idempotency_window: Annotated[
         Millis,
         _setting("Idempotency window", "How long an idempotency key is remembered, 10m to 1d.", _duration(MIN_KEY_WINDOW, KEY_WINDOW)),
@@ -259,6 +302,7 @@ class Settings(TypedDict, total=False):
     dead_queue: str | None
     expire_timeout: _Time
     retry_backoff: Backoff | None
+    circuit_breaker: CircuitBreaker | None
     idempotency_window: _Time
     write_timeout: _Time
     logical_queues: LogicalQueues
@@ -294,6 +338,7 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     dead_queue: QueueName | None = None
     expire_timeout: Duration = "0s"
     retry_backoff: Backoff | None = None
+    circuit_breaker: CircuitBreaker | None = None
     idempotency_window: Duration = "1d"
     write_timeout: Duration | None = None
     logical_queues: LogicalQueueCount | Literal["auto"] | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from sluiceway.contract.fields import Answer, QueueName, about
+from sluiceway.contract.fields import Answer, QueueName, Time, about
 
 
 def _counter(text: str) -> Meta:
@@ -63,6 +63,20 @@ LEVELS: Final = ("total", "ready", "total_leased", "scheduled", "transferring", 
 """The other numbers of a partition that can be added up."""
 
 
+class CircuitStats(Answer, frozen=True, kw_only=True):
+    """The circuit breaker of a queue on one instance."""
+
+    state: Annotated[
+        str,
+        about(
+            "`closed` (items are leased), `open` (none are, until `until`) or `half_open` (a few are, as probes: how they end decides). "
+            "After a restart: `closed`."
+        ),
+    ]
+    since: Annotated[Time | None, about("When it opened; null: it is closed.")] = None
+    until: Annotated[Time | None, about("When the next probes may be leased; null: it is not `open`.")] = None
+
+
 class LogicalQueueStats(Answer, frozen=True, kw_only=True):
     """What one instance has of a queue: the requests that wait there, and its partitions."""
 
@@ -75,6 +89,7 @@ class LogicalQueueStats(Answer, frozen=True, kw_only=True):
     handler_p50_ms: Annotated[int | None, about("How long half of them took at most; null: there are none.")] = None
     handler_p99_ms: Annotated[int | None, about("How long 99 of 100 of them took at most; null: there are none.")] = None
     partitions: Annotated[list[PartitionStats], about("The partitions of this instance.")] = []
+    circuit: Annotated[CircuitStats | None, about("The queue's circuit breaker here; null: it has none.")] = None
 
 
 WAITING: Final = ("produce_waiting", "lease_waiting", "complete_waiting", "in_flight")

@@ -30,6 +30,8 @@ EventType = Literal[
     "queue.updated",
     "queue.paused",
     "queue.deleted",
+    "circuit.opened",
+    "circuit.closed",
     "partition.state",
     "backend.down",
     "backend.up",
@@ -113,12 +115,18 @@ class Sight(NamedTuple):
     instances: Mapping[str, str] = MappingProxyType({})
     """Addresses by instance name."""
     round: RoundInfo | None = None
+    circuits: Set[str] = frozenset()
+    """Queues with an open circuit breaker."""
 
 
 def tell(ring: Ring, before: Sight, after: Sight) -> None:
     """Add the differences between two looks to the ring, as events."""
     for name in before.queues.keys() | after.queues.keys():
         _tell_queue(ring, before.queues.get(name), after.queues.get(name))
+    for name in sorted(after.circuits - before.circuits):
+        ring.add("circuit.opened", name)
+    for name in sorted((before.circuits - after.circuits) & after.queues.keys()):
+        ring.add("circuit.closed", name)
     for place, (state, degraded) in after.partitions.items():
         # Partitions of a new queue count as good until observed otherwise.
         if before.partitions.get(place, _GOOD) != (state, degraded):
@@ -166,11 +174,12 @@ def _tell_queue(ring: Ring, old: QueueRecord | None, new: QueueRecord | None) ->
 
 
 def counts_of(stats: LogicalQueueStats | QueueStats) -> Counts:
-    """Sum the counts of the queue's partitions, under their `queue.stats` names, and `not_served`."""
+    """Sum the counts of the queue's partitions, under their `queue.stats` names, `not_served` and `circuits_open`."""
     counts = {name: sum(getattr(partition, name) for partition in stats.partitions) for name in (*LEVELS, *COUNTERS)}
     shares = stats.logical_queues if isinstance(stats, QueueStats) else [stats]
     counts |= {name: sum(getattr(share, name) for share in shares) for name in WAITING}
     counts["not_served"] = _not_served(stats)
+    counts["circuits_open"] = sum(share.circuit is not None and share.circuit.state != "closed" for share in shares)
     return counts
 
 
@@ -299,7 +308,8 @@ class Watch:
         cluster = self._source.instances.cluster()
         instances = {each.name: each.address for each in cluster.instances if each.state != "joining"}
         backends = {backend.name: backend.problem for backend in self._source.backends()}
-        return Sight(queues, partitions, backends, instances, cluster.round), counts
+        circuits = {name for name, those in counts.items() if those["circuits_open"]}
+        return Sight(queues, partitions, backends, instances, cluster.round, circuits), counts
 
     async def _ask_others(self, elsewhere: Sequence[str]) -> dict[str, QueueStats]:
         """Count those of the queues that are due, least recently asked first."""

@@ -140,6 +140,8 @@ class QueueDriver:
         self._moved = asyncio.Event()
         self._changed = asyncio.Event()
         self.snapshots = context.snapshots
+        self._circuit_open = False
+        """Whether the circuit breaker was open when this was last logged."""
         self.watchers: set[asyncio.Event] = set()
         """Set after each cycle."""
         self.transfers = Transfers(self.queue, lambda: self.record, self.rows, context.bury, self._stop_partition, self._cycle)
@@ -424,12 +426,23 @@ class QueueDriver:
             self._context.pace.note(self.record.incarnation, self.queue.timers_done, spent, now - began, now)
         for effect in effects:
             self._carry_out(effect)
+        if self.queue.circuit is not None or self._circuit_open:
+            self._tell_circuit()
         # Guarded: the set difference would scan all executors.
         for number in self._removed - self.queue.executors.keys() if self._removed else ():
             self._forget(number)
         self._set_timer()
         for watcher in self.watchers:
             watcher.set()
+
+    def _tell_circuit(self) -> None:
+        """Log that the circuit breaker has opened or closed."""
+        is_open = self.queue.circuit is not None and self.queue.circuit.state != "closed"
+        if is_open and not self._circuit_open:
+            log.warning("queue %s: too many items fail; the circuit breaker is open, and only probes are leased", self.record.queue_name)
+        elif self._circuit_open and not is_open:
+            log.warning("queue %s: the circuit breaker is closed, and items are leased again", self.record.queue_name)
+        self._circuit_open = is_open
 
     def _drop_lapsed(self) -> None:
         """Drop partitions no longer surely owned, even before being told, rather than answer from them: the process may have been

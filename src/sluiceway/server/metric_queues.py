@@ -58,6 +58,8 @@ class QueueCounts(NamedTuple):
     query_rate: float = 0.0
     query_duration: float = 0.0
     """Of the running queries: total items per second, and the longest batch (ms)."""
+    circuits_open: int = 0
+    """Circuit breakers of this instance that are not closed: 1 at most for a queue."""
 
     @property
     def size(self) -> int:
@@ -96,6 +98,7 @@ def count_queue(record: QueueRecord, stats: LogicalQueueStats, consumers: int = 
         {state: sum(query.state == state for query in queries) for state in QUERY_STATES},
         sum(query.processed_per_s for query in running),
         max((query.batch_duration for query in running), default=0),
+        int(stats.circuit is not None and stats.circuit.state != "closed"),
     )
 
 
@@ -174,6 +177,7 @@ class QueueLabels:
                 queries=_added(total.queries, queue.queries),
                 query_rate=total.query_rate + queue.query_rate,
                 query_duration=max(total.query_duration, queue.query_duration),
+                circuits_open=total.circuits_open + queue.circuits_open,
             )
         return total
 

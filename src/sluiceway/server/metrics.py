@@ -187,6 +187,8 @@ class _Queues(Collector):
         yield self._gauge(
             "degraded_partitions", "Partitions whose commits are far slower than their peers'.", [each.degraded for each in self.divided]
         )
+        opened = "1: the queue's circuit breaker is open on this instance, and only probes are leased; 0: it is closed, or there is none."
+        yield self._gauge("circuit_open", opened, [each.circuits_open for each in self.divided])
         documentation = "Queues with an open rebalance, as known to this instance."
         yield GaugeMetricFamily("sluiceway_rebalances_open", documentation, value=self.rebalances)
         yield self._gauge("draining_items", "Items left in draining partitions.", [each.draining for each in self.divided])

@@ -19,6 +19,7 @@ from pyroaring import BitMap
 from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.admission import Admission, is_move
 from sluiceway.core.partition.blob_builder import due_times
+from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.closed_leases import ClosedLeases
 from sluiceway.core.partition.idempotency_keys import KeyMemory, KeyResult
 from sluiceway.core.partition.lease_spans import Spans
@@ -100,7 +101,7 @@ class Partition:
 
     def follow(self, rules: Rules) -> None:
         """Follow these rules from now on. Earlier decisions stand."""
-        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue = rules
+        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue, self.circuit = rules
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
@@ -347,6 +348,8 @@ class Partition:
         if not positions:
             return
         self.log.record_time(now)
+        if self.circuit is not None:
+            _report(self.circuit, disposition, len(positions), lease.probe)
         stays = positions
         if disposition.verdict in ("retry", "dead"):
             _, _, _, reason, trace, host, took = disposition
@@ -397,11 +400,13 @@ class Partition:
         """Add rows to `back` (`disposition` None: the lease ran out). Returns the positions that die instead, by reason."""
         dying: dict[str, BitMap] = {}
         released = disposition is not None and disposition.verdict == "release"
+        # An expiry counts even then: an item that kills its consumers must die.
+        counts = disposition is None or not (released or (self.circuit is not None and self.circuit.spares))
         # After expiry, halve the next lease's size, down to one: one of these items may have killed the consumer.
         max_lease_size = 0 if disposition is not None else max(1, len(positions) // 2)
         for part, chosen in by_part(lease, positions):
-            extent, attempts = part.extent, part.extent.attempts + (not released)
-            if self.max_attempts and attempts >= self.max_attempts and not released:
+            extent, attempts = part.extent, part.extent.attempts + counts
+            if self.max_attempts and attempts >= self.max_attempts and counts:
                 dying.setdefault(f"max_attempts {self.max_attempts} reached", BitMap()).update(chosen)
             elif extent.expires_at and extent.expires_at <= now:
                 dying.setdefault("expired while it was leased", BitMap()).update(chosen)
@@ -412,7 +417,7 @@ class Partition:
                     attempts,
                     expires_at,
                     extent.max_lease_size if released else max_lease_size,
-                    self._due_at(disposition, attempts, now),
+                    self._due_at(disposition, extent.attempts + 1, now),
                 )
                 rows = rows_of_part(part, chosen)
                 if name in back:
@@ -524,6 +529,8 @@ class Partition:
     def _run_out(self, lease: LeaseState, now: Millis, back: ReturningRows) -> int:
         self.log.record_time(now)
         positions = lease.open_positions()
+        if self.circuit is not None:
+            self.circuit.failed(len(positions), lease.probe)
         expired = len(positions)
         self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, RAN_OUT))
         for reason, those in self._collect_returns(lease, positions, None, now, back).items():
@@ -590,3 +597,13 @@ class Partition:
             return self.log.failures.record(number)
         due = self.log.dues.get(number)
         return due_bytes(due) if due else None
+
+
+def _report(circuit: Circuit, disposition: Disposition, items: int, probe: int) -> None:
+    """Tell the circuit breaker what has become of leased items."""
+    if disposition.verdict == "done":
+        circuit.completed(items, probe)
+    elif disposition.verdict == "release":
+        circuit.returned(items, probe)
+    else:
+        circuit.failed(items, probe)

@@ -1,15 +1,17 @@
-"""Queue settings that partitions follow."""
+"""What partitions follow: settings of their queue, and its circuit breaker."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from sluiceway.contract.queue_settings import RetryBackoff
+from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.kernel.clock import Millis
 
 
 class Rules(NamedTuple):
-    """The queue settings that a partition follows. `max_attempts` 0: no limit; without `keeps_dead` dead items are dropped.
+    """The queue settings that a partition follows, and the breaker to which it reports outcomes. `max_attempts` 0: no limit; without
+    `keeps_dead` dead items are dropped.
 
     Dead items go to the `dead_queue` set when they die, even if the queue's changes later.
     """
@@ -19,3 +21,4 @@ class Rules(NamedTuple):
     expire_timeout: Millis = 0
     backoff: RetryBackoff | None = None
     dead_queue: str | None = None
+    circuit: Circuit | None = None

@@ -165,6 +165,8 @@ class LeaseState:
     failures: list[tuple[BitMap, str]] = field(default_factory=list)
     """For a transfer of dead items: what is known of their failures, as texts, by positions. Kept with the transfer, since a repetition has
     to send the same."""
+    probe: int = 0
+    """The number by which its outcomes are reported to the circuit breaker; not stored."""
 
     @property
     def open(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.queue.distribution import deal
 from sluiceway.core.queue.executor_index import ExecutorIndex
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
@@ -37,6 +38,8 @@ class LeaseScheduler:
         # Unanswered leases with a key, and those past their deadline, indexed to avoid scanning all waiters.
         self._keyed_leases: dict[int, Ticket] = {}
         self._overdue: dict[int, Ticket] = {}
+        self.circuit: Circuit | None = None
+        """The queue's circuit breaker: what is leased while it is not closed is a probe."""
         self._leases_taken = 0
         """Orders the executors by when each last served."""
 
@@ -115,7 +118,7 @@ class LeaseScheduler:
 
     def serve(self, now: Millis) -> None:
         """Serve waiters from executors with ready items: each executor once per round, one executor per waiter where that suffices."""
-        if not self.waiters:
+        if not self.waiters or self._room == 0:
             return
         assignment, pointless = self._assign(now)
         for ticket in pointless:
@@ -199,7 +202,7 @@ class LeaseScheduler:
         had = set() if first is None else {first.partition}
         wanted = request.batch_size - (0 if first is None else first.items)
         at = 0
-        while wanted > 0 and len(had) < request.max_partitions:
+        while wanted > 0 and len(had) < request.max_partitions and self._room != 0:
             if at == len(sources):
                 further = self._index.take_stocked(request.client_id)
                 if further is None:
@@ -216,6 +219,8 @@ class LeaseScheduler:
         request = ticket.request
         assert isinstance(request, Lease)
         timeout = self.lease_timeout if request.lease_timeout is None else request.lease_timeout
+        if (room := self._room) is not None:
+            share = min(share, room)
         if not share:
             return None
         nothing_yet = ticket.room == MAX_LEASE_BYTES
@@ -224,6 +229,8 @@ class LeaseScheduler:
         if lease is None:
             return None
         ticket.room -= max(lease.nbytes, 1)
+        if self.circuit is not None:
+            lease.probe = self.circuit.leased(lease.count, now + timeout)
         self._leases_taken += 1
         executor.last_leased = self._leases_taken
         if request.partition is None:
@@ -233,6 +240,11 @@ class LeaseScheduler:
         ticket.awaiting += 1
         executor.answers.append((ticket, grant))
         return grant.info
+
+    @property
+    def _room(self) -> int | None:
+        """Items that the circuit breaker still lets through; None: any number."""
+        return None if self.circuit is None else self.circuit.room
 
     # ---- end of the wait --------------------------------------------------------------------------------------
 

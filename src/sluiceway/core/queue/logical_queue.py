@@ -11,9 +11,11 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from sluiceway.contract.fields import time_field
 from sluiceway.contract.queue_settings import Verb
-from sluiceway.contract.queue_stats import LogicalQueueStats
+from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats
 from sluiceway.contract.rebalances import PartitionState
+from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.idempotency_keys import KeyResult
 from sluiceway.core.partition.key_slots import home_of, slot
 from sluiceway.core.partition.partition import Intended, Partition
@@ -64,6 +66,7 @@ class LogicalQueue:
         self.executors = self.index.executors
         self.lease_scheduler = LeaseScheduler(self.index, lease_timeout, self._reply)
         self.paused: frozenset[Verb] = frozenset()
+        self.circuit: Circuit | None = None
         self.tolerance = MIN_TOLERANCE
         self._record: QueueRecord | None = None
         """None while the record has no partitions."""
@@ -101,7 +104,12 @@ class LogicalQueue:
         self.lease_scheduler.lease_timeout = record.lease_timeout
         self.paused = frozenset(record.paused)
         dead_queue = record.dead_queue
-        self._rules = Rules(record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue)
+        if record.circuit_breaker != (None if self.circuit is None else self.circuit.rule):
+            self.circuit = None if record.circuit_breaker is None else Circuit(record.circuit_breaker)
+            self.lease_scheduler.circuit = self.circuit
+        self._rules = Rules(
+            record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue, self.circuit
+        )
         changed = self._record is None or self._record.partitions != record.partitions or self._record.slots != record.slots
         self._record = record if record.partitions else None
         self._states = {each.partition: (each.state, allows(record, each)) for each in record.partitions}
@@ -318,6 +326,8 @@ class LogicalQueue:
             if executor.has_work and executor.state is ExecutorState.READY:
                 self._attempt(PartitionExecutor.work, executor, now)
                 self._requeue_refused(executor, now)
+        if self.circuit is not None:
+            self.circuit.judge(now)
         if "lease" not in self.paused:
             self.lease_scheduler.serve(now)
         for executor in self.index.visited():
@@ -360,6 +370,8 @@ class LogicalQueue:
         if self._again_at is not None:
             times.append(self._again_at)
         if (at := self.index.wake_at()) is not None:
+            times.append(at)
+        if self.circuit is not None and (at := self.circuit.wake_at) is not None:
             times.append(at)
         if self._patience:
             times += [
@@ -730,8 +742,16 @@ class LogicalQueue:
             lease_waiting=len(self.lease_scheduler.waiters),
             complete_waiting=len(work) - produces,
             in_flight=sum(len(executor.answers) for executor in self.executors.values()),
+            circuit=None if self.circuit is None else _circuit(self.circuit),
             partitions=[executor.stats() for executor in self.executors.values()],
         )
+
+
+def _circuit(circuit: Circuit) -> CircuitStats:
+    since = None if circuit.state == "closed" else circuit.since
+    return CircuitStats(
+        state=circuit.state, since=time_field(since), until=time_field(circuit.probe_at if circuit.state == "open" else None)
+    )
 
 
 def _key(ticket: Ticket) -> ProduceKey:

@@ -97,6 +97,8 @@ class OwnedQueue(LogicalQueue):
         """Whether a lease has been given items, or will be once executors here have committed, so that no other instance need be asked."""
         if ticket.number not in self.lease_scheduler.waiters:
             return True
+        if self.circuit is not None and self.circuit.state != "closed":
+            return False
         writing = (executor for executor in self.index.writing() if not (executor.degraded or executor.leaving))
         return sum(executor.servable for executor in writing) >= len(self.lease_scheduler.waiters)
 
@@ -161,6 +163,8 @@ class OwnedQueue(LogicalQueue):
         working = [executor for executor in self.executors.values() if executor.takes_work]
         wanted = any(ticket.lease_from is None for ticket in self.lease_scheduler.waiters.values())
         ready = 0 if wanted or "lease" in self.paused else sum(executor.servable for executor in working)
+        room = None if self.circuit is None else self.circuit.room
+        ready = ready if room is None else min(ready, room)
         takes = [executor for executor in working if executor.takes_items and not executor.degraded] if "produce" not in self.paused else []
         return Load(ready, min((executor.has_or_will for executor in takes), default=None), self.busy)
 

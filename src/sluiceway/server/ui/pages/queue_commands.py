@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Setting
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Setting, read_circuit_breaker
 from sluiceway.kernel.errors import invalid
 from sluiceway.server.ui.view import Command, Field, whole
 
@@ -19,6 +19,14 @@ def _backoff(text: str) -> dict[str, str]:
     return {"first": first, "most": most.strip()}
 
 
+def _breaker(text: str) -> dict[str, float]:
+    try:
+        breaker = read_circuit_breaker(text)
+    except ValueError as error:
+        raise invalid("circuit_breaker", str(error)) from None
+    return {"failure_rate": breaker.failure_rate, "failures": breaker.failures}
+
+
 def _logical_queues(text: str) -> int | str:
     return text if text == "auto" else whole(text, "logical_queues")
 
@@ -29,6 +37,9 @@ def _field(setting: Setting, is_new: bool) -> Field:
     if setting.form.kind == "backoff":
         hint = f"{hint} Two durations, such as 1s 10m."
         return Field(setting.name, setting.label, flag=flag, hint=hint, means=_backoff, words=lambda text: [flag, *text.split()])
+    if setting.form.kind == "breaker":
+        hint = f"{hint} The share of failed items, such as 0.5, and after a colon their number, such as 0.5:20."
+        return Field(setting.name, setting.label, flag=flag, hint=hint, means=_breaker)
     means = _logical_queues if setting.form.kind == "logical queues" else None
     return Field(setting.name, setting.label, "number" if setting.form.kind == "count" else "text", flag, hint, means=means)
 

@@ -23,6 +23,8 @@ def _row(setting: Setting, value: Any) -> Facts:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict) and "failure_rate" in value:
+        return f"opens at {value['failure_rate']:.0%} failed items, after {value['failures']:,}"
     if isinstance(value, dict):
         return f"{value['first']}, doubling with each attempt, up to {value['most']}"
     return f"{value:,}" if isinstance(value, int) else visible(str(value))

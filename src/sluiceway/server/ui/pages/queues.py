@@ -57,6 +57,8 @@ def state_of(queue: Facts, counts: Mapping[str, int]) -> str:
         return "unavailable" if counts["not_served"] >= len(queue["partitions"]) else "partly unavailable"
     if queue["paused"]:
         return "paused"
+    if counts.get("circuits_open"):
+        return "circuit open"
     return "draining" if queue["rebalance"] else "available"
 
 
