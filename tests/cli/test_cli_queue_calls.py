@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
 from sluiceway.cli import redrive
+from sluiceway.cli.stats import _open_circuits
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, CircuitBreaker, RetryBackoff
-from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
+from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import (
     RELEASE,
@@ -286,3 +288,22 @@ def test_a_redrive_that_fails_half_way_says_how_far_it_came(service: FakeService
     assert "1,000 items were sent back before this" in err
     code, out, err = shell.ends("redrive", "q", "--limit", "5000", "--json")
     assert (json.loads(err)["code"], json.loads(err)["done"][:5]) == ("outcome_unknown", "1,000")
+
+
+# -- circuit breaker ------------------------------------------------------------------------------------------------------
+
+
+def test_stats_say_which_circuit_breakers_are_open_and_until_when() -> None:
+    since, until = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), datetime(2026, 1, 2, 3, 4, 7, tzinfo=UTC)
+    circuits = [
+        CircuitStats(state="open", since=since, until=until),
+        CircuitStats(state="half_open", since=since),
+        CircuitStats(state="closed"),
+    ]
+    shares = [LogicalQueueStats(instance=name, circuit=each) for name, each in zip("abc", circuits, strict=True)]
+    assert _open_circuits(QueueStats(queue_name="q", logical_queues=shares)) == [
+        "Circuit open on a since 2026-01-02 03:04:05 UTC: too many items fail; next probes at 2026-01-02 03:04:07 UTC",
+        "Circuit open on b since 2026-01-02 03:04:05 UTC: too many items fail; probes are under way",
+    ]
+    (line,) = _open_circuits(QueueStats(queue_name="q", logical_queues=shares[:1]))
+    assert line.startswith("Circuit open since")

@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
+from click.testing import CliRunner
 
 from sluiceway import testing
+from sluiceway.cli.main import cli
 from sluiceway.client import CircuitBreaker, Client, LeasedItem
 from tests.server.server_process import PATIENCE, ServerProcess
 from tests.server.server_running import eventually
@@ -64,6 +67,16 @@ def circuit(client: Client, queue: str) -> str:
     return share.circuit.state
 
 
+def _is_shown_as_open(served: testing.TestServer, queue: str) -> None:
+    (peeked,) = served.client.peek(queue, limit=1)
+    assert "circuit breaker is open" in served.client.explain(queue, peeked.id).reason
+    scraped = httpx.get(f"{served.url}/metrics").text
+    assert f'sluiceway_queue_circuit_open{{queue="{queue}"}} 1.0' in scraped.splitlines()
+    said = CliRunner().invoke(cli, ["stats", queue, "--url", served.url])
+    assert "Circuit open since" in said.stderr
+    eventually(lambda: "circuit open" in httpx.get(f"{served.url}/ui/queues").text)
+
+
 def total(client: Client, queue: str) -> int:
     return sum(part.total + part.transferring for part in client.stats(queue).partitions)
 
@@ -74,11 +87,12 @@ def test_nothing_dies_of_a_dependency_that_is_down_and_all_is_done_once_it_is_ba
         client = served.client
         client.create_queue("dead")
         breaker = CircuitBreaker(0.5, 10)
-        client.create_queue("q", max_attempts=2, dead_queue="dead", circuit_breaker=breaker)
+        client.create_queue("q", max_attempts=2, retry_backoff=None, dead_queue="dead", circuit_breaker=breaker)
         client.produce("q", [f"i{n}" for n in range(ITEMS)])
         # Longer than all the time that is skipped: the consumers extend by clocks of their own.
         with consumers(served.url, "q", dependency, lease_timeout="1h"):
             eventually(lambda: circuit(client, "q") == "open")
+            _is_shown_as_open(served, "q")
             for _ in range(8):
                 refused = dependency.refused
                 served.clock.advance("1m")
@@ -95,7 +109,7 @@ def test_nothing_dies_of_a_dependency_that_is_down_and_all_is_done_once_it_is_ba
 def test_a_server_that_starts_again_leases_at_once_and_finds_out_anew(tmp_path: Path) -> None:
     dependency = Dependency()
     with ServerProcess(tmp_path / "data") as server, Client(server.url) as client:
-        client.create_queue("q", circuit_breaker=CircuitBreaker(0.5, 10))
+        client.create_queue("q", retry_backoff=None, circuit_breaker=CircuitBreaker(0.5, 10))
         client.produce("q", [f"i{n}" for n in range(ITEMS)])
         with consumers(server.url, "q", dependency, 1):
             eventually(lambda: circuit(client, "q") == "open")
@@ -114,7 +128,7 @@ def test_an_outage_by_the_clock(tmp_path: Path) -> None:
     outage, items, dependency = 60 * float(os.environ.get("MINUTES", "0.5")), 2_000, Dependency()
     with ServerProcess(tmp_path / "data") as server, Client(server.url) as client:
         client.create_queue("dead")
-        client.create_queue("q", max_attempts=3, dead_queue="dead", circuit_breaker=CircuitBreaker(0.5))
+        client.create_queue("q", max_attempts=3, retry_backoff=None, dead_queue="dead", circuit_breaker=CircuitBreaker(0.5))
         for first in range(0, items, 1_000):
             client.produce("q", [f"i{n}" for n in range(first, first + 1_000)])
         with consumers(server.url, "q", dependency, 4):

@@ -85,6 +85,7 @@ CALLS: Final[list[tuple[Put, dict[str, Any]]]] = [
             "max_attempts": 4,
             "dead_queue": "d",
             "retry_backoff": {"first": "1s", "most": "10m"},
+            "circuit_breaker": {"failure_rate": 0.5, "failures": 20},
             "idempotency_window": "1h",
             "write_timeout": None,
         },

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.cluster.instance_view import Instances
 from sluiceway.cluster.ownership import SoleOwnership
-from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
+from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.instance.event_feed import EVENT_TYPES, Ring, Sight, Watch, counts_of, tell
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.audit_trail import AuditTrail
@@ -72,6 +72,21 @@ def test_partitions_that_change_and_those_of_a_new_queue_that_are_not_well() -> 
         ("partition.state", {"queue_name": "q", "partition": 0, "state": "available", "degraded": True})
     ]
     assert told(seen(("failed", False)), seen(("available", False)))[0][1]["state"] == "available"
+
+
+def test_circuit_breakers_that_open_and_close() -> None:
+    def seen(*names: str) -> Sight:
+        return queues(record("q"), record("r"))._replace(circuits=frozenset(names))
+
+    assert told(seen("r"), seen("q", "r")) == [("circuit.opened", {"queue_name": "q"})]
+    assert told(seen("q", "r"), seen("r")) == [("circuit.closed", {"queue_name": "q"})]
+    assert [kind for kind, _ in told(seen("q"), Sight({}, {}, {}))] == ["queue.deleted", "queue.deleted"], "it has not closed: it is gone"
+
+
+@pytest.mark.parametrize(("states", "count"), [([None], 0), (["closed"], 0), (["open"], 1), (["open", "half_open", "closed", None], 2)])
+def test_open_circuit_breakers_are_counted_over_all_instances(states: list[str | None], count: int) -> None:
+    shares = [LogicalQueueStats(circuit=None if state is None else CircuitStats(state=state)) for state in states]
+    assert counts_of(QueueStats(queue_name="q", logical_queues=shares))["circuits_open"] == count
 
 
 def test_backends_that_go_down_and_come_up() -> None:

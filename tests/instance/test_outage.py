@@ -126,8 +126,8 @@ def survive(directory: Path, outage: Outage, breaker: CircuitBreaker | None, max
         service = Service(directory, {"default": MemoryBackend()})
         await service.start()
         await service.create_queue(QueueSpec("dead", 1))
-        settings = {"max_attempts": max_attempts, "dead_queue": "dead", "circuit_breaker": breaker}
-        await service.create_queue(QueueSpec("q", outage.partitions, **settings))
+        spec = QueueSpec("q", outage.partitions, max_attempts=max_attempts, dead_queue="dead", circuit_breaker=breaker)
+        await service.create_queue(spec)
         try:
             return await World(service, outage).run()
         finally:

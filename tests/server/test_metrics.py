@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluiceway import __version__
-from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
+from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats, PartitionStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Caller, Scope
@@ -263,6 +263,14 @@ def test_what_is_left_to_drain_is_counted() -> None:
     counts: dict[str, Any] = {"total": 6, "ready": 3, "total_leased": 2, "scheduled": 1, "transferring": 4}
     assert count_queue(RECORD, stats(**counts)).draining == 0
     assert count_queue(RECORD, stats("draining", **counts)).draining == 10
+
+
+@pytest.mark.parametrize(("state", "open"), [(None, 0), ("closed", 0), ("open", 1), ("half_open", 1)])
+def test_an_open_circuit_breaker_is_counted(state: str | None, open: int) -> None:
+    circuit = None if state is None else CircuitStats(state=state)
+    counted = count_queue(RECORD, LogicalQueueStats(circuit=circuit))
+    assert counted.circuits_open == open
+    assert QueueLabels(0, most=0).divide([counted, counted._replace(incarnation="other")])[0].circuits_open == 2 * open
 
 
 def test_a_partition_that_is_removed_takes_nothing_of_what_it_has_counted() -> None:

@@ -95,7 +95,7 @@ def _open_circuits(stats: QueueStats) -> list[str]:
     for share in stats.logical_queues:
         circuit = share.circuit
         if circuit is not None and circuit.state != "closed":
-            where = "" if share.instance is None else f" on {share.instance}"
+            where = f" on {share.instance}" if len(stats.logical_queues) > 1 else ""
             probes = f"next probes at {_moment(circuit.until)}" if circuit.until is not None else "probes are under way"
             found.append(f"Circuit open{where} since {_moment(circuit.since)}: too many items fail; {probes}")
     return found

@@ -90,6 +90,8 @@ def explain(driver: QueueDriver, request: Explain) -> Explanation:
     found = queries.explain(executor.partition, request.offset)
     if found.state == "ready":
         found.reason += "".join(f"; {why}" for why in _held_up(driver.record, executor.number))
+        if driver.queue.circuit is not None and driver.queue.circuit.state != "closed":
+            found.reason += "; the queue's circuit breaker is open: too many items fail, and only a few are tried"
     if executor.degraded:
         found.reason += f"; its partition is slow: a commit takes {executor.slowness(system.now()):.0f} ms"
     return found

@@ -50,7 +50,7 @@ class Circuit:
         self._out = self._passed = self._faulty = 0
         """Of this round: items leased, and their outcomes."""
         self._answer_by: Millis = 0
-        """When the round's last lease runs out."""
+        """When the round's probes are no longer waited for."""
 
     # ---- reports ----------------------------------------------------------------------------------------------
 
@@ -107,12 +107,13 @@ class Circuit:
             return None
         return max(0, PROBES - self._out) if self.state == "half_open" else 0
 
-    def leased(self, items: int, deadline: Millis) -> int:
+    def leased(self, items: int, timeout: Millis, now: Millis) -> int:
         """Report a lease. Returns the number by which its outcomes are reported: 0 for an ordinary one."""
         if self.state == "closed":
             return 0
         self._out += items
-        self._answer_by = max(self._answer_by, deadline)
+        # No longer for a long lease, whose consumer may be gone.
+        self._answer_by = max(self._answer_by, now + min(timeout, LONGEST_WAIT))
         return self._round
 
     @property

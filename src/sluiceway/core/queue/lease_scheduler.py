@@ -230,7 +230,7 @@ class LeaseScheduler:
             return None
         ticket.room -= max(lease.nbytes, 1)
         if self.circuit is not None:
-            lease.probe = self.circuit.leased(lease.count, now + timeout)
+            lease.probe = self.circuit.leased(lease.count, timeout, now)
         self._leases_taken += 1
         executor.last_leased = self._leases_taken
         if request.partition is None:
