@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from sluiceway.cluster.remote_demand import AFTER_NOTHING
+from sluiceway.contract.queue_settings import CircuitBreaker
+from sluiceway.core.partition.circuit_breaker import PROBES
 from sluiceway.core.partition.key_slots import slot
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll
-from sluiceway.model.requests import Lease, Leased, ProduceKey, Settle
+from sluiceway.model.requests import Disposition, Lease, Leased, ProduceKey, QueueSpec, Settle
 from sluiceway.model.small_batch import in_columns
 from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, put, shares
 from tests.instance.instance_rig import eventually, lease, payloads, settle, spec
@@ -352,5 +354,28 @@ def test_leased_items_whose_partition_went_before_they_were_read(tmp_path: Path)
             await owner.hand_over()
             gate.open()
             assert payloads((await work).batches) == ["x", "y"]
+
+    asyncio.run(run())
+
+
+def test_an_owners_circuit_breaker_holds_for_consumers_elsewhere(tmp_path: Path) -> None:
+    """They wait as on an empty queue, and get its probes."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(QueueSpec("q", 1, circuit_breaker=CircuitBreaker(0.5, 5)))
+            owner, consumer = made.owner("q", 0), without(made, "q", 0)
+            await put(a, "q", 0, *map(str, range(50)))
+            await settle(consumer, "q", await lease(consumer, "q", 5), Disposition("retry"))
+            counted = await consumer.count("q")
+            assert [each.circuit and each.circuit.state for each in counted.logical_queues if each.partitions] == ["open"]
+            assert (await lease(consumer, "q", 50)).leases == []
+            asked = len(made.wires.requests(Lease))
+            probes = await lease(consumer, "q", 50, 60_000)
+            assert len(payloads(probes.batches)) == PROBES
+            assert len(made.wires.requests(Lease)) <= asked + 2, "it is not asked again and again while the breaker is open"
+            assert (await lease(owner, "q", 50)).leases == [], "the probes are out"
+            await settle(consumer, "q", probes)
+            assert len(payloads((await lease(consumer, "q", 50, 60_000)).batches)) == 50 - PROBES
 
     asyncio.run(run())
