@@ -144,8 +144,7 @@ PINNED: dict[type[msgspec.Struct], str] = {
     "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots",
     BlobRecord: "rows columns written_at nbytes kept",
     ExtentRecord: "count blob row rows attempts expires_at max_lease_size gone",
-    LeaseRecord: "ranges client_id deadline lease_key transfer settled staged dispositions target closed dues target_incarnation "
-    "failures",
+    LeaseRecord: "ranges client_id deadline lease_key transfer settled staged dispositions target closed dues target_incarnation failures",
     DueRecord: "due_at blob rows attempts expires_at max_lease_size",
     KeyRecord: "seen sequence until",
     KeyResult: "digest first_offset count partition intended_at",
