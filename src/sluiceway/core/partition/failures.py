@@ -46,8 +46,8 @@ class FailureNotes:
     def __init__(self, touch: Callable[[int], None]) -> None:
         self._touch = touch
         self._notes: dict[int, Note] = {}
-        self._numbers: dict[tuple[int, Failure], int] = {}
-        """By blob and failure, without its time and duration."""
+        self._numbers: dict[tuple[object, ...], int] = {}
+        """By what makes two notes the same."""
         self._by_blob: dict[int, dict[int, dict[int, None]]] = {}
         """By blob and attempt."""
         self._next = 0
@@ -69,8 +69,7 @@ class FailureNotes:
             self._remove(next(iter(self._notes)))
 
     def _add(self, blob: int, rows: BitMap, failure: Failure) -> None:
-        same = blob, failure._replace(at=0, took=None)
-        number = self._numbers.get(same)
+        number = self._numbers.get(_sameness(blob, failure))
         if number is None:
             self._next += 1
             self._insert(self._next, Note(failure, blob, rows))
@@ -82,7 +81,7 @@ class FailureNotes:
 
     def _insert(self, number: int, note: Note) -> None:
         self._notes[number] = note
-        self._numbers[note.blob, note.failure._replace(at=0, took=None)] = number
+        self._numbers[_sameness(note.blob, note.failure)] = number
         self._by_blob.setdefault(note.blob, {}).setdefault(note.failure.attempt, {})[number] = None
         self._nbytes += note.nbytes
 
@@ -98,7 +97,7 @@ class FailureNotes:
     def _remove(self, number: int) -> None:
         note = self._notes.pop(number)
         self._nbytes -= note.nbytes
-        del self._numbers[note.blob, note.failure._replace(at=0, took=None)]
+        del self._numbers[_sameness(note.blob, note.failure)]
         attempts = self._by_blob[note.blob]
         del attempts[note.failure.attempt][number]
         if not attempts[note.failure.attempt]:
@@ -167,6 +166,11 @@ class FailureNotes:
         record = _unpack(data)
         self._next = max(self._next, number)
         self._insert(number, Note(record.failure, record.blob, unpack_bits(record.rows)))
+
+
+def _sameness(blob: int, failure: Failure) -> tuple[object, ...]:
+    attempt, _, client_id, reason, trace, host, _ = failure
+    return blob, attempt, client_id, reason, trace, host
 
 
 MAX_TOLD = 4 << 20

@@ -54,6 +54,9 @@ from sluiceway.model.small_batch import Rows, in_columns
 ReturningRows = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
 """Rows to put back: by blob number, attempts, expiry, `max_lease_size` and due time. All still count as open."""
 
+NOTED_EXPIRIES = 20
+"""Leases whose end is noted in one `tick`. Where more run out at once, as after a long stop, their notes say the same and cost time."""
+
 
 class Placed(NamedTuple):
     """Result of a produce. `partition`: the target that has the items; None: the partition that was asked."""
@@ -532,7 +535,8 @@ class Partition:
         if self.circuit is not None:
             self.circuit.failed(len(positions), lease.probe)
         expired = len(positions)
-        self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, RAN_OUT))
+        if self.ticked <= NOTED_EXPIRIES:
+            self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, RAN_OUT))
         for reason, those in self._collect_returns(lease, positions, None, now, back).items():
             self._dead_letter(lease, those, f"{reason}: the lease expired")
             expired -= len(those)
