@@ -24,6 +24,7 @@ import pytest
 from sluiceway import testing
 from sluiceway.client import AsyncClient, AsyncConsumer, CallError, Client, DeadItem, LeasedItem, RetryItem, SluicewayError
 from sluiceway.client.arrow import LeasedTable
+from sluiceway.client.lease_manager import LeaseManager
 from tests.server.server_process import PATIENCE, ServerProcess
 from tests.server.server_running import eventually
 
@@ -724,3 +725,41 @@ def test_every_item_is_handled_though_the_server_is_killed_in_mid_work(
     finally:
         with contextlib.suppress(ProcessLookupError):
             server.__exit__()
+
+
+def test_handlers_that_end_together_are_followed_by_one_decision(
+    served: testing.TestServer, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decisions = 0
+
+    def counted(manager: LeaseManager, now: int) -> Any:
+        nonlocal decisions
+        decisions += 1
+        return decide(manager, now)
+
+    decide = LeaseManager.decide
+    monkeypatch.setattr(LeaseManager, "decide", counted)
+    served.client.produce(queue, [str(number) for number in range(100)])
+
+    async def work() -> tuple[int, int]:
+        async with AsyncClient(served.url) as client:
+            consumer = client.consumer(queue)
+            begun, together = 0, asyncio.Event()
+            before = 0
+
+            async def handle(item: LeasedItem) -> None:
+                nonlocal begun, before
+                begun += 1
+                if begun == 100:
+                    before = decisions
+                    consumer.stop()
+                    together.set()
+                await together.wait()
+
+            await consumer.run(handle, concurrency=100)
+            return before, decisions
+
+    before, after = asyncio.run(work())
+    # The stop, the end of the handlers, the answers to the calls, and timers.
+    assert after - before < 20
+    assert total(served.client, queue, "completed") == 100

@@ -85,6 +85,7 @@ class AsyncConsumer:
         self._calls: set[asyncio.Task[None]] = set()
         self._ask: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._pumps_soon = False
         self._stirred = asyncio.Event()
         self._ended = asyncio.Event()
         self._begun = False
@@ -295,6 +296,7 @@ class AsyncConsumer:
 
     def _pump(self) -> None:
         """Carry out the effects that are due, and set a timer for the next ones."""
+        self._pumps_soon = False
         if self._ended.is_set():
             return
         now = _now()
@@ -313,6 +315,12 @@ class AsyncConsumer:
         at = self._manager.wake_at()
         if at is not None:
             self._timer = asyncio.get_running_loop().call_later(max(1, at - now) / 1000, self._pump)
+
+    def _pump_soon(self) -> None:
+        """Call `_pump` once for all handlers that end in this iteration of the event loop: one costs half as much as handling an item."""
+        if not self._pumps_soon:
+            self._pumps_soon = True
+            asyncio.get_running_loop().call_soon(self._pump)
 
     def _take(self, now: Millis) -> list[LeasedItem]:
         """The next items to handle together; empty if none waits."""
@@ -381,7 +389,7 @@ class AsyncConsumer:
             del self._handling[task]
             for item in items:
                 self._manager.finish(item.id, outcomes.get(item.id, DONE), _now())
-            self._pump()
+            self._pump_soon()
 
     # -- calls ------------------------------------------------------------------------------------------------------------------
 
