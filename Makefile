@@ -112,7 +112,7 @@ explore: setup ## The property tests on examples that no run has seen
 bench: setup $(BENCH_STAMP) ## Measure, side by side with the peers that are installed (ARGS='--cases single-cycle-c64 --rounds 3': some of it)
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-peers: setup $(BENCH_STAMP) ## Install the peers of `make bench`, and try each on loopback
+bench-peers: setup $(BENCH_STAMP) ## Install the peers of `make bench`, also the task queues of its case `workers`, and try each on loopback
 	@$(BIN)/python -m bench peers $(ARGS)
 
 bench-scale: setup ## What size costs: long lines, single leases, mass expiry, many partitions, many that wait (about half an hour)

@@ -1,4 +1,4 @@
-"""`python -m bench page`: the plots and tables of docs/benchmarks.md, made from bench/results/latest.json."""
+"""`python -m bench page`: the plots and tables of docs/benchmarks.md, made from bench/results/latest.json and workers.json."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import workers
 from sluiceway.bench import systems
-from sluiceway.bench.figures import progress
+from sluiceway.bench.figures import progress, write_page
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 """The page between these two lines is made from the figures; the rest is written by hand."""
@@ -48,6 +49,7 @@ SIZES = (1, 100, 1_000, 10_000)
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench page", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("bench/results/latest.json"))
+    parser.add_argument("--workers", type=Path, default=workers.RESULTS)
     parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"))
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     given = parser.parse_args(arguments)
@@ -58,6 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     if not (begin and end):
         parser.error(f"{given.page} has no lines {BEGIN} and {END}")
     given.page.write_text(f"{head}{BEGIN}\n\n{tables(document)}\n\n{END}{tail}")
+    if given.workers.exists():
+        write_page(given.page, workers.MARK, workers.tables(json.loads(given.workers.read_text())))
     for file in plots(document, given.images):
         progress(f"written: {file}")
     return 0

@@ -1,6 +1,7 @@
 """`make bench-peers`: install the peers of `make bench`, and try each of them, on loopback.
 
-The Python clients are in the group `bench` of pyproject.toml. Programs come from Debian's packages if this user may install them, a newer
+The Python clients are in the group `bench` of pyproject.toml. Each task queue of `--cases workers` has a group and an environment of its
+own: they do not agree on the versions that they need. Programs come from Debian's packages if this user may install them, a newer
 NATS from the Go module proxy if Go is installed, Kafka from the Java registry.
 """
 
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from bench import kafka
 from bench.processes import INSTALLED, program
+from bench.task_queues.catalog import ENVIRONMENTS, QUEUES
+from bench.task_queues.runs import FailedError, measure_speed
 from sluiceway.bench import harness, systems
 from sluiceway.bench.figures import progress
 from sluiceway.bench.work import Work
@@ -33,6 +36,10 @@ NATS = "github.com/nats-io/nats-server/v2@v2.15.2"
 POLICY = Path("/usr/sbin/policy-rc.d")
 TRIED = Work("cycle", "arrow", 10, 100, 1)
 SECONDS = 0.5
+TRIED_JOBS = 50
+"""Jobs with which a task queue is tried."""
+UV = {"UV_SYSTEM_CERTS": "1", "UV_HTTP_TIMEOUT": "300", "UV_HTTP_RETRIES": "10", "UV_PYTHON_DOWNLOADS": "never"}
+"""Settings of uv, as `make setup` has them."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,8 +51,12 @@ def main(arguments: Sequence[str]) -> int:
         _install_packages()
         _install_nats()
         _fetch_kafka()
-    tried = {name: _try(name) for name in systems.MODULES}
-    return int(not all(tried.values()))
+        _install_task_queues()
+    tried = [_try(name) for name in systems.MODULES]
+    # Of each environment the first: the others differ in their settings only.
+    first = {queue.environment: name for name, queue in reversed(QUEUES.items())}
+    tried += [_try_task_queue(name) for name in reversed(first.values())]
+    return int(not all(tried))
 
 
 def _install_packages() -> None:
@@ -91,6 +102,14 @@ def _fetch_kafka() -> None:
         progress(f"NOT FETCHED: {error}")
 
 
+def _install_task_queues() -> None:
+    names = dict.fromkeys(queue.environment for queue in QUEUES.values() if queue.environment is not None)
+    for name in names:
+        progress(f"installing {name}")
+        arguments = ("sync", "--locked", "--quiet", "--only-group", f"queue-{name}", "--python", ".tools/bin/python")
+        _run(".tools/bin/uv", *arguments, **UV, UV_PROJECT_ENVIRONMENT=str(ENVIRONMENTS / name))
+
+
 def _run(*command: str, **environment: str) -> None:
     """Run a command with visible output. After a failure the peer is reported as not found."""
     ended = subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", **environment}, check=False)
@@ -110,4 +129,19 @@ def _try(name: str) -> bool:
             return False
     module = systems.module(name)
     print(f"{name:20} {module.version()}: {one.items:,} items went the whole way. {module.GUARANTEES[name]}", flush=True)
+    return True
+
+
+def _try_task_queue(name: str) -> bool:
+    """Do some jobs, and print the versions."""
+    queue = QUEUES[name]
+    if reason := queue.found():
+        progress(f"NOT MEASURED, {name}: {reason}")
+        return False
+    try:
+        measure_speed(queue, TRIED_JOBS, TRIED_JOBS)
+    except FailedError as error:
+        progress(f"FAILED, {name}: {error}")
+        return False
+    print(f"{name:20} {queue.version()}: {3 * TRIED_JOBS} jobs were handled. {queue.choices}", flush=True)
     return True

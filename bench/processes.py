@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 INSTALLED = Path(".tools/peers")
@@ -58,3 +59,27 @@ def stopped_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def kill_family(pid: int) -> None:
+    """Kill a process and all of its descendants, each by its id."""
+    # Stopped first, so that none of them can have another child meanwhile.
+    for each in (found := _family(pid)):
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGSTOP)
+    for each in {*found, *_family(pid)}:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def _family(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import pq
@@ -110,9 +110,19 @@ def serve(name: str, folder: Path) -> Iterator[Served]:
             yield Served(ours.url, [ours.pid, pid])
 
 
-@contextmanager
-def _postgres(folder: Path) -> Iterator[tuple[str, int]]:
-    """Run PostgreSQL. Returns the URL of its database, and its process id."""
+class Cluster(NamedTuple):
+    """A server's data, and how to start it on its port."""
+
+    folder: Path
+    port: int
+    dsn: str
+    programs: Path
+    identity: dict[str, Any]
+    """The user that the server runs as, as arguments of Popen."""
+
+
+def initialize(folder: Path) -> Cluster:
+    """Make the data. Makes the folder accessible to other users, for a server that must not run as root."""
     programs = _programs()
     assert programs is not None
     folder.chmod(0o711)
@@ -127,22 +137,53 @@ def _postgres(folder: Path) -> Iterator[tuple[str, int]]:
         os.chown(password, user.pw_uid, user.pw_gid)
     password.chmod(0o400)
     identity: dict[str, Any] = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    cluster = Cluster(folder, port, f"postgresql://bench:{secret}@127.0.0.1:{port}/postgres", programs, identity)
+    flags = ["--username=bench", "--auth=scram-sha-256", f"--pwfile={password}", "--no-locale", "--encoding=UTF8", "--no-sync"]
+    if _run(cluster, "initdb", *flags).wait(PATIENCE):
+        raise RuntimeError(f"initdb failed:\n{_tail(folder)}")
+    return cluster
+
+
+def start(cluster: Cluster) -> subprocess.Popen[bytes]:
+    """Start the server, and wait until it accepts connections. Raises RuntimeError if it does not start."""
     options = [argument for name, value in SETTINGS.items() for argument in ("-c", f"{name}={value}")]
-    with (folder / "output").open("ab") as output:
-        given = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "cwd": folder, **identity}
-        given["env"] = {"PATH": os.environ["PATH"], "LC_ALL": "C", "TZ": "UTC"}
-        flags = ["--username=bench", "--auth=scram-sha-256", f"--pwfile={password}", "--no-locale", "--encoding=UTF8", "--no-sync"]
-        if subprocess.Popen([programs / "initdb", "-D", data, *flags], **given).wait(PATIENCE):
-            raise RuntimeError(f"initdb failed:\n{_tail(folder)}")
-        process = subprocess.Popen([programs / "postgres", "-D", data, "-p", str(port), *options], **given)
+    process = _run(cluster, "postgres", "-p", str(cluster.port), *options)
     try:
-        dsn = f"postgresql://bench:{secret}@127.0.0.1:{port}/postgres"
-        _wait_until_open(dsn, process, folder)
-        yield dsn, process.pid
+        _wait_until_open(cluster.dsn, process, cluster.folder)
+    except RuntimeError:
+        stop(process)
+        raise
+    return process
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server without waiting for its clients."""
+    process.send_signal(signal.SIGINT)
+    process.wait(PATIENCE)
+
+
+def _run(cluster: Cluster, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    with (cluster.folder / "output").open("ab") as output:
+        return subprocess.Popen(
+            [cluster.programs / name, "-D", cluster.folder / "postgres", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=cluster.folder,
+            env={"PATH": os.environ["PATH"], "LC_ALL": "C", "TZ": "UTC"},
+            **cluster.identity,
+        )
+
+
+@contextmanager
+def _postgres(folder: Path) -> Iterator[tuple[str, int]]:
+    """Run PostgreSQL. Returns the URL of its database, and its process id."""
+    cluster = initialize(folder)
+    process = start(cluster)
+    try:
+        yield cluster.dsn, process.pid
     finally:
-        # SIGINT ends the server without waiting for its clients.
-        process.send_signal(signal.SIGINT)
-        process.wait(PATIENCE)
+        stop(process)
 
 
 def _wait_until_open(dsn: str, process: subprocess.Popen[bytes], folder: Path) -> None:
