@@ -6,6 +6,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 from sluiceway.bench.__main__ import PARTS
 from sluiceway.bench.__main__ import main as compare
@@ -13,9 +14,10 @@ from sluiceway.bench.__main__ import main as compare
 
 def main(arguments: Sequence[str]) -> int:
     """Run a part and return its exit code. Its dependencies are imported with it."""
-    # The command compares queues call by call, and has the task queues' workers as a case of their own.
-    if list(arguments[:2]) == ["--cases", "workers"]:
-        arguments = arguments[1:]
+    # The other cases compare queues call by call. This one compares task queues, and has options of its own.
+    for at, pair in enumerate(pairwise(arguments)):
+        if pair == ("--cases", "workers"):
+            arguments = ["workers", *arguments[:at], *arguments[at + 2 :]]
     part, rest = (arguments[0] if arguments else ""), arguments[1:]
     if part not in PARTS:
         return compare(arguments)

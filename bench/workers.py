@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.task_queues.catalog import OURS, QUEUES, TaskQueue
+from bench.task_queues.catalog import EVERYSEC, OURS, QUEUES, TaskQueue
 from bench.task_queues.runs import WARM_UP, FailedError, Row, measure_server_kill, measure_speed, measure_worker_kill
 from sluiceway.bench.figures import progress, shown, write_page
 
@@ -92,7 +92,7 @@ def _measure(document: Document, part: str, names: Sequence[str], rounds: int, j
     for number in range(1, rounds + 1):
         for name in names:
             # The kills do not depend on when Redis syncs: all of its variants keep what a process had written when it was killed.
-            if (part, name, number) in done or (part != "speed" and name.endswith("-everysec")):
+            if (part, name, number) in done or (part != "speed" and name.endswith(EVERYSEC)):
                 continue
             load, queue = round(os.getloadavg()[0], 1), QUEUES[name]
             count = max(1, int(jobs * queue.share)) if part == "speed" else jobs
@@ -193,18 +193,20 @@ def ratios(runs: Sequence[Row], key: str) -> dict[str, float]:
 
 
 def _aims(runs: Sequence[Row]) -> str:
-    """Compare ours with the best peer, the one with the smallest ratio; the p99 is compared with that of the peer that works off most."""
+    """Compare ours with the best peer, among those that sync each job and among the others."""
     rows = [["sluiceway against the best peer", "peer", "aim", "measured"]]
-    best = None
-    for key, heading in (("work_per_s", "jobs/s worked off"), ("together_per_s", "jobs/s produced and worked off")):
-        if found := ratios(runs, key):
-            name = min(found, key=found.__getitem__)
-            best = best or name
-            rows.append([heading, name, f"≥ {AIM} ×", f"{found[name]:.3g} ×{', **missed**' if found[name] < AIM else ''}"])
-    delays = ratios(runs, "p99_ms")
-    if best in delays:
-        rows.append(["p99", best, "≤ 1 ×", f"{delays[best]:.3g} ×{', **missed**' if delays[best] > 1 else ''}"])
-    ahead = [f"{name} ({ratio:.3g} ×)" for name, ratio in delays.items() if ratio > 1]
+    for is_synced in (True, False):
+        best = None
+        for key, heading in (("work_per_s", "jobs/s worked off"), ("together_per_s", "jobs/s produced and worked off")):
+            found = {name: ratio for name, ratio in ratios(runs, key).items() if name.endswith(EVERYSEC) != is_synced}
+            if found:
+                name = min(found, key=found.__getitem__)
+                best = best or name
+                rows.append([heading, name, f"≥ {AIM} ×", f"{found[name]:.3g} ×{', **missed**' if found[name] < AIM else ''}"])
+        if best is not None:
+            delay = ratios(runs, "p99_ms")[best]
+            rows.append(["p99", best, "≤ 1 ×", f"{delay:.3g} ×{', **missed**' if delay > 1 else ''}"])
+    ahead = [f"{name} ({ratio:.3g} ×)" for name, ratio in ratios(runs, "p99_ms").items() if ratio > 1]
     return "\n\n".join([_markdown(rows), f"Peers with a lower p99 than ours: {', '.join(ahead) or 'none'}."])
 
 

@@ -1,7 +1,7 @@
 """arq: https://arq-docs.helpmanual.io
 
 A job stays in the queue until it is done, and a worker marks those in progress. The mark of a worker that died ends 10 s after the job's
-time limit. Polled each 10 ms in place of the default 500, with which 64 jobs at once come to 640 a second at most; results are not kept.
+time limit. Polled each 10 ms in place of the default 500, half of which a job would wait on average; results are not kept.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Redis(Broker):
 
 
 class RedisEverysec(Redis):
-    """Redis as most people run it: its file is synced once a second, so a crash of the machine loses up to that."""
+    """Redis with its default for append-only files: synced once a second, so a crash of the machine loses up to that."""
 
     policy = "everysec"
 

@@ -13,6 +13,8 @@ from bench.task_queues.job_record import CONCURRENCY
 ENVIRONMENTS = Path(".tools/queues")
 """Directory with an environment for each group `queue-…` of pyproject.toml."""
 OURS = "sluiceway"
+EVERYSEC = "-everysec"
+"""End of the names of systems whose Redis syncs once a second."""
 _PACKAGE = "bench.task_queues"
 _AT_ONCE = str(CONCURRENCY)
 
@@ -93,7 +95,10 @@ def _taskiq(broker: type[brokers.Broker], choices: str) -> TaskQueue:
     return TaskQueue("taskiq_jobs", "taskiq", broker, ("taskiq", "worker", f"{_PACKAGE}.taskiq_jobs:broker", *options), choices, links)
 
 
-_EVERYSEC = "As {}, but Redis syncs its file once a second: it loses up to that when the machine crashes. Most installations run so."
+_LESS_DURABLE = (
+    "As {}, but Redis syncs its file once a second: it loses up to that when the machine crashes. That is the default of its append-only "
+    "file."
+)
 
 QUEUES: dict[str, TaskQueue] = {
     OURS: _sluiceway(
@@ -126,11 +131,11 @@ QUEUES: dict[str, TaskQueue] = {
     "arq": _arq(
         brokers.Redis,
         "`max_jobs` of 64 on uvloop, results not kept, no log line for each job. It polls each 10 ms (`poll_delay`): with the default of "
-        "500 ms, the same worker does at most a few hundred jobs a second.",
+        "500 ms a job waits for half of that on average.",
     ),
     "rq": _rq(
         brokers.Redis,
-        "`SimpleWorker`, which does not fork for each job: the fastest of its workers, one job at a time. `Retry` has RQ put back the "
+        "`SimpleWorker`, which does not fork for each job, and does one at a time. `Retry` has RQ put back the "
         "jobs of a dead worker; the producer uses `enqueue_many`.",
     ),
     "procrastinate": TaskQueue(
@@ -154,9 +159,9 @@ QUEUES: dict[str, TaskQueue] = {
         brokers.Redis,
         "`RedisStreamBroker`, the one with acknowledgements, in one process with 64 tasks at once on uvloop. It has no result backend.",
     ),
-    "celery-everysec": _celery(brokers.RedisEverysec, "threads", _AT_ONCE, _EVERYSEC.format("`celery`")),
-    "dramatiq-everysec": _dramatiq(brokers.RedisEverysec, _EVERYSEC.format("`dramatiq`")),
-    "arq-everysec": _arq(brokers.RedisEverysec, _EVERYSEC.format("`arq`")),
-    "rq-everysec": _rq(brokers.RedisEverysec, _EVERYSEC.format("`rq`")),
-    "taskiq-everysec": _taskiq(brokers.RedisEverysec, _EVERYSEC.format("`taskiq`")),
+    "celery-everysec": _celery(brokers.RedisEverysec, "threads", _AT_ONCE, _LESS_DURABLE.format("`celery`")),
+    "dramatiq-everysec": _dramatiq(brokers.RedisEverysec, _LESS_DURABLE.format("`dramatiq`")),
+    "arq-everysec": _arq(brokers.RedisEverysec, _LESS_DURABLE.format("`arq`")),
+    "rq-everysec": _rq(brokers.RedisEverysec, _LESS_DURABLE.format("`rq`")),
+    "taskiq-everysec": _taskiq(brokers.RedisEverysec, _LESS_DURABLE.format("`taskiq`")),
 }

@@ -188,8 +188,9 @@ def test_workers_are_a_case_of_the_command(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(workers, "main", told)
     assert bench_command.main(["--cases", "workers", "--rounds", "1"]) == 0
+    assert bench_command.main(["--systems", "rq", "--cases", "workers"]) == 0
     assert bench_command.main(["workers", "--json"]) == 0
-    assert given == [["--rounds", "1"], ["--json"]]
+    assert given == [["--rounds", "1"], ["--systems", "rq"], ["--json"]]
 
 
 def test_the_ratio_is_of_one_round_and_the_best_peer_counts() -> None:
@@ -199,14 +200,17 @@ def test_the_ratio_is_of_one_round_and_the_best_peer_counts() -> None:
         speed("dramatiq", 1, work_per_s=10, p99_ms=2),
         speed("rq", 1, work_per_s=5, p99_ms=8),
         speed("taskiq", 1, work_per_s=9, p99_ms=1),
+        speed("rq-everysec", 1, work_per_s=20, p99_ms=8),
         speed(OURS, 2, work_per_s=1_000, p99_ms=4),
         speed("dramatiq", 2, work_per_s=100, p99_ms=2),
         speed("sluiceway-threads", 1, work_per_s=1_000, p99_ms=1),
     ]
-    assert workers.ratios(rows, "work_per_s") == pytest.approx({"dramatiq": 10, "rq": 20, "taskiq": 100 / 9})
+    assert workers.ratios(rows, "work_per_s") == pytest.approx({"dramatiq": 10, "rq": 20, "taskiq": 100 / 9, "rq-everysec": 5})
     lines = workers.tables(document(*rows)).splitlines()
     assert "| jobs/s worked off | dramatiq | ≥ 10 × | 10 × |" in lines
     assert "| p99 | dramatiq | ≤ 1 × | 2 ×, **missed** |" in lines
+    assert "| jobs/s worked off | rq-everysec | ≥ 10 × | 5 ×, **missed** |" in lines
+    assert "| p99 | rq-everysec | ≤ 1 × | 0.5 × |" in lines
     assert "Peers with a lower p99 than ours: dramatiq (2 ×), taskiq (4 ×)." in lines
 
 
