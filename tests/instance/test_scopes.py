@@ -55,6 +55,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/storage/items.import": {"items": [{"payload": "eA=="}]},
     "/v1/storage/items.delete": {"ids": [ITEM]},
     "/v1/consumers.list": {},
+    "/v1/problems.list": {},
     "/v1/consumers.report": {"client_id": "c", "query": {"id": "q", "state": "running"}},
 }
 """What each call on one queue needs beside its name."""

@@ -55,6 +55,7 @@ from sluiceway.client.queue_calls import Settings, Verb
 from sluiceway.contract.capture_answers import TaskAlarm, TaskGroup, TaskList, TaskMember, TaskPartition, TaskSummary, UnseenTasks
 from sluiceway.contract.consumer_answers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
 from sluiceway.contract.history_answers import QueueHistory
+from sluiceway.contract.problem_answers import ProblemInfo, ProblemList
 from sluiceway.contract.rebalances import (
     OpenRebalance,
     Rebalance,
@@ -121,6 +122,8 @@ __all__ = [
     "OwnKey",
     "PartitionExplanation",
     "PartitionStats",
+    "ProblemInfo",
+    "ProblemList",
     "Produced",
     "Producer",
     "QueryInfo",

@@ -9,6 +9,7 @@ from sluiceway.client import answers
 from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed
 from sluiceway.contract.consumer_answers import ConsumerPage
 from sluiceway.contract.history_answers import QueueHistory
+from sluiceway.contract.problem_answers import ProblemList
 from sluiceway.contract.queue_settings import Settings as Settings
 from sluiceway.contract.queue_settings import Verb as Verb
 
@@ -73,6 +74,10 @@ def stats(queue_name: str) -> Call[answers.QueueStats]:
 
 def history(queue_name: str, minutes: int | None) -> Call[QueueHistory]:
     return call("/v1/queue.history", QueueHistory, given(queue_name=queue_name, minutes=minutes))
+
+
+def list_problems(queue_name: str | None) -> Call[ProblemList]:
+    return call("/v1/problems.list", ProblemList, given(queue_name=queue_name))
 
 
 def list_consumers(queue_name: str | None, pivot: str | None, limit: int | None) -> Call[ConsumerPage]:

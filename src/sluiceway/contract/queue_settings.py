@@ -244,6 +244,15 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="the backend's",
         ),
     ] = None
+    target_age: Annotated[
+        Millis,
+        _setting(
+            "Target age",
+            "Age of the next ready item above which the queue is reported as late (`problems.list`).",
+            _duration(0, MAX_SCHEDULE),
+            unset="none",
+        ),
+    ] = 0
     logical_queues: Annotated[
         LogicalQueues,
         _setting(
@@ -305,6 +314,7 @@ class Settings(TypedDict, total=False):
     circuit_breaker: CircuitBreaker | None
     idempotency_window: _Time
     write_timeout: _Time
+    target_age: _Time
     logical_queues: LogicalQueues
     reference: str | None
 
@@ -341,6 +351,7 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     circuit_breaker: CircuitBreaker | None = None
     idempotency_window: Duration = "1d"
     write_timeout: Duration | None = None
+    target_age: Duration = "0s"
     logical_queues: LogicalQueueCount | Literal["auto"] | None = None
     reference: str = ""
     paused: Annotated[list[Annotated[str, one_of(Verb)]], about("The verbs that are paused.")] = []

@@ -39,6 +39,7 @@ from sluiceway.core.queue.routing import HERE
 from sluiceway.core.queue.timer_pacing import TimerPace
 from sluiceway.instance.backend_changes import BackendChanges
 from sluiceway.instance.health import check_backends, check_meta, check_partitions
+from sluiceway.instance.problem_watch import ProblemWatch
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import COMPACTION_INTERVAL
@@ -59,7 +60,7 @@ from sluiceway.model.configuration import Configuration
 from sluiceway.model.health import Check
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.meta import Stamp
-from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, ListConsumers, PeerRequest, ShareRequest
+from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, ListConsumers, ListProblems, PeerRequest, ShareRequest
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.queue_minutes import Tally
 from sluiceway.model.rebalance import Plan, Rebalance, RebalanceBatch, RebalanceProgress
@@ -166,6 +167,7 @@ class Service:
         if self._membership is not None:
             self.secret = await secret_of(self._meta)
             self._transport = self.peer_calls = CountedTransport(self._membership.open_transport(self.secret))
+        self.watch = ProblemWatch(self, self._drivers, self.ownership, self._transport)
         self.consumers = ConsumerView(self._driver_of, self.ownership, self._transport)
         self._demand = None if self._transport is None else Demand(self._transport, self._driver_of)
         self._catalog = Catalog(self._meta, self)
@@ -366,6 +368,8 @@ class Service:
             return True
         if isinstance(request, ListConsumers):
             return await self.consumers.here(request)
+        if isinstance(request, ListProblems):
+            return self.watch.here(request.queue_name)
         assert self._demand is not None, "only instances of a cluster ask"
         return await self._demand.answer(request, self._drivers.values())
 
@@ -508,7 +512,12 @@ class Service:
 
     async def produce(self, queue_name: str, request: Produce) -> Produced:
         """Store items in one partition. Raises `key_conflict`, `stale_sequence`, `unavailable`, `outcome_unknown`."""
-        return await self._router.produce(self.queue(queue_name), request)
+        try:
+            return await self._router.produce(self.queue(queue_name), request)
+        except SluicewayError as error:
+            if queue_name in self._drivers:
+                self._drivers[queue_name].note_refusal(error.code)
+            raise
 
     async def lease(self, queue_name: str, request: Lease, payload: bool = True) -> Leased:
         """Lease items, waiting up to the request's `request_timeout`; then returns no leases. Without `payload`, no batches."""

@@ -183,6 +183,9 @@ MAX_CONSUMERS = 1_000
 MAX_CONSUMERS_SHOWN = 200
 """Consumers of one queue in an answer. Those with queries, and with most items, come first."""
 
+MAX_PROBLEMS = 500
+"""Problems that an instance reports, the most severe first: more are one problem, and nobody reads them."""
+
 MAX_QUERIES = 100
 """Query reports per queue at one instance: each may be 3 KB, and its content is up to the client."""
 

@@ -100,6 +100,10 @@ class DiskRoom:
         """Low disks, in words."""
         return [problem_of(disk) for disk in self._each() if disk.is_low]
 
+    def low(self) -> dict[str, str]:
+        """Why each low disk takes nothing, by the name it is watched under."""
+        return {name: problem_of(disk) for name, disk in self.disks.items() if disk.is_low}
+
     def checks(self) -> list[Check]:
         """The health check of each disk."""
         began = stopwatch()

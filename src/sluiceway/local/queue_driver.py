@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -61,6 +62,9 @@ log = logging.getLogger(__name__)
 
 MIN_WAIT = 0.001
 """Minimum delay in seconds before the next cycle when something is due already."""
+
+BLOCKING = frozenset(("queue_paused", "storage_full", "too_many_requests", "unavailable", "outcome_unknown"))
+"""Errors of a produce that a repetition of the same request may not meet."""
 
 MANY_RECORDS = 10_000
 """From this many records on, scanning the loaded objects would stop the event loop for tens of milliseconds."""
@@ -124,6 +128,8 @@ class QueueDriver:
         self._sending: set[asyncio.Task[None]] = set()
         self.consumers = ConsumerBook()
         self.handler_times = HandlerTimes()
+        self.refused: Counter[str] = Counter()
+        """Produces that the server could not take, by error code, since the driver was made."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._cycle_due = False
@@ -394,6 +400,11 @@ class QueueDriver:
     def waiting(self) -> list[str]:
         """The client of each lease waiting here."""
         return [ticket.request.client_id for ticket in self.queue.lease_scheduler.waiters.values() if isinstance(ticket.request, Lease)]
+
+    def note_refusal(self, code: str) -> None:
+        """Count a produce that failed for a reason that is the server's, and not the request's."""
+        if code in BLOCKING:
+            self.refused[code] += 1
 
     async def send_away(self, request: TakeOut | MoveOut) -> tuple[int, asyncio.Future[bool]]:
         """Begin a transfer of ready or scheduled items. Returns their number, and a future for their arrival."""

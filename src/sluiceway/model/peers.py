@@ -265,4 +265,11 @@ class ListConsumers(NamedTuple):
     incarnations: tuple[str, ...]
 
 
-PeerRequest = Ask | Learn | Poll | ListConsumers
+class ListProblems(NamedTuple):
+    """Report what is wrong with the receiver and its partitions. Answered by Problems."""
+
+    queue_name: str = ""
+    """Only of that queue; empty: all."""
+
+
+PeerRequest = Ask | Learn | Poll | ListConsumers | ListProblems

@@ -8,13 +8,14 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from sluiceway import __version__
+from sluiceway.contract.problem_answers import ProblemInfo
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Caller
 from sluiceway.server.endpoints import Page, Reply
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.http import Request
-from sluiceway.wire import shapes
+from sluiceway.wire import json_problems, shapes
 
 HEALTH_JSON: Final = b"application/health+json"
 
@@ -69,12 +70,14 @@ class Health:
 
     async def _readyz(self, request: Request) -> Reply:
         checks: list[shapes.CheckInfo] | msgspec.UnsetType = msgspec.UNSET
+        attention: list[ProblemInfo] | msgspec.UnsetType = msgspec.UNSET
         verbose = request.flag("verbose")
         if verbose:
             _check_right(await self._guard.admit(request))
             checks = [shapes.CheckInfo(each.name, each.ok, each.detail, each.took) for each in await self._service.checks()]
+            attention = json_problems.infos(self._service.watch.here().found)
         problems = await self._problems(request, verbose)
-        answer = shapes.Ready(not problems, problems, checks)
+        answer = shapes.Ready(not problems, problems, checks, attention)
         return Reply(msgspec.json.encode(answer), status=503 if problems else 200)
 
     async def _health(self, request: Request) -> Reply:

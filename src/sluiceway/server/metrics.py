@@ -107,6 +107,7 @@ class Metrics:
         async with self._scraping:
             if stopwatch() >= self._fresh_until:
                 self._queues.divided = self._labels.divide(await self._look())
+                self._queues.problems = [(each.kind, each.severity, each.queue_name) for each in self._service.watch.here().found]
                 self._queues.backends = {state.name: state.problem is None for state in self._service.backends()}
                 self._queues.disks = {name: (disk.free, disk.is_low) for name, disk in self._service.room.disks.items()}
                 self._cluster.look()
@@ -178,6 +179,8 @@ class _Queues(Collector):
         self.rebalances = 0
         self.backends: dict[str, bool] = {}
         self.disks: dict[str, tuple[int, bool]] = {}
+        self.problems: list[tuple[str, str, str]] = []
+        """Kind, severity and queue."""
 
     def collect(self) -> Iterator[Metric]:
         yield self._gauges("items", "Items in the queue.", "state", [each.items for each in self.divided])
@@ -220,6 +223,11 @@ class _Queues(Collector):
             free.add_metric([name], left)
             low.add_metric([name], is_low)
         yield from (free, low)
+        found = "1: the judge finds this wrong with the instance or its partitions, now. Queue empty: none in particular."
+        problem = GaugeMetricFamily("sluiceway_problem", found, labels=["kind", "severity", "queue"])
+        for labels in dict.fromkeys(self.problems):
+            problem.add_metric(labels, 1)
+        yield problem
 
     def _gauge(self, name: str, documentation: str, values: Sequence[float]) -> Metric:
         family = GaugeMetricFamily(f"sluiceway_queue_{name}", documentation, labels=["queue"])

@@ -226,6 +226,8 @@ _HEALTH: Final = {
     "Ready.ready": "Whether every partition is served.",
     "problems": "The reasons if the server is not ready, as text.",
     "checks": "The individual checks; with `verbose`.",
+    "attention": "With `verbose`: what is wrong with this instance and its queues. The server may be ready all the same.",
+    "ProblemsListCall.queue_name": "Only what is wrong with this queue; null: with everything that the key may read.",
     "CheckInfo.detail": "Result of the check, as text.",
     "ok": "Whether the check passed.",
     "took_ms": "Duration of the check in milliseconds.",

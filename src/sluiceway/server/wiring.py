@@ -26,6 +26,7 @@ from sluiceway.server.history_calls import HistoryCalls
 from sluiceway.server.key_calls import KeyCalls
 from sluiceway.server.metrics import Metrics
 from sluiceway.server.peer_calls import PeerCalls
+from sluiceway.server.problem_calls import ProblemCalls
 from sluiceway.server.reload import ON_SIGNAL, Reloader
 from sluiceway.server.task_calls import TaskCalls
 from sluiceway.server.tls import TlsFiles
@@ -71,12 +72,14 @@ class Assembly:
         events = EventStreams(Watch(service), guard.recheck)
         self._captures = TaskCalls(lambda: service.meta)
         self._history = QueueHistory(service)
+        self._watch = service.watch
         rooms = (
             HistoryCalls(self._history),
             KeyCalls(lambda: self._keys),
             AuditCalls(lambda: service.audit),
             ConfigCalls(service, self.reloader),
             ConsumerCalls(service),
+            ProblemCalls(service),
             self._captures,
         )
         self.app: App = create_app(
@@ -106,6 +109,7 @@ class Assembly:
         await self._keys.start()
         self._metrics.start()
         self._history.start()
+        self._watch.start()
         self._tasks.add(asyncio.get_running_loop().create_task(self.reloader.watch()))
         if self._key_guard is not None and not self._has_admin_key and not await self._keys.list():
             where = " and the --config or --cluster-meta of this server" if self._shares_keys else ""
@@ -126,6 +130,7 @@ class Assembly:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._captures.stop()
+        await self._watch.stop()
         await self._history.stop()
         await self._metrics.stop()
         if self._tracer is not None:

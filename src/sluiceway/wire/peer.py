@@ -35,6 +35,7 @@ from sluiceway.model.peers import (
     Learn,
     LeaseAnywhere,
     ListConsumers,
+    ListProblems,
     Moved,
     MoveOut,
     NoteKeys,
@@ -47,6 +48,7 @@ from sluiceway.model.peers import (
     Shutted,
     TakeKeys,
 )
+from sluiceway.model.problems import Problems
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -124,6 +126,7 @@ KINDS_OF_REQUESTS: Final = {
         Kind(Learn, bool),
         Kind(Poll, Polled),
         Kind(ListConsumers, dict[str, Consumers]),
+        Kind(ListProblems, Problems),
     )
 }
 _ERROR: Final = "error"
@@ -164,7 +167,7 @@ def decode_request(body: bytes) -> PeerRequest:
     """Decode a request. Its rows are views of `body`. Raises `invalid_body` for a body of another version or a damaged one."""
     message = _decode(body, 0)
     kind = KINDS_OF_REQUESTS.get(message.head.kind)
-    if kind is None or (kind.request in (Learn, Poll, ListConsumers)) is not (message.head.incarnation is None):
+    if kind is None or (kind.request in (Learn, Poll, ListConsumers, ListProblems)) is not (message.head.incarnation is None):
         raise _unreadable(f"there is no request {message.head.kind[:_SHOWN]!r} of this form")
     request = message.read(kind.request)
     return request if message.head.incarnation is None else Ask(message.head.incarnation, request, message.head.payload)

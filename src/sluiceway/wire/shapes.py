@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from sluiceway.contract.item_answers import Ignored
+from sluiceway.contract.problem_answers import ProblemInfo
 
 
 class Shape(msgspec.Struct, gc=False):
@@ -36,11 +37,13 @@ class CheckInfo(Shape):
 
 
 class Ready(Shape):
-    """The server's readiness. `problems`: the reasons if it is not ready. `checks`: present if the request asked for them."""
+    """The server's readiness. `problems`: the reasons if it is not ready. `checks` and `attention`: present if the request asked for them.
+    `attention`: what is wrong with this instance and its queues, which does not make it less ready."""
 
     ready: bool
     problems: list[str]
     checks: list[CheckInfo] | msgspec.UnsetType = msgspec.UNSET
+    attention: list[ProblemInfo] | msgspec.UnsetType = msgspec.UNSET
 
 
 class HealthCheck(Shape, rename="camel", omit_defaults=True):

@@ -23,6 +23,7 @@ from sluiceway.client.rebalance_calls import Drain
 from sluiceway.contract.capture_answers import TaskGroup, TaskList
 from sluiceway.contract.consumer_answers import ConsumerPage
 from sluiceway.contract.history_answers import QueueHistory
+from sluiceway.contract.problem_answers import ProblemList
 from sluiceway.contract.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
 
 if TYPE_CHECKING:
@@ -174,6 +175,10 @@ class Client:
     def history(self, queue_name: str, *, minutes: int | None = None) -> QueueHistory:
         """Return the queue's counts for each of the last `minutes` complete minutes (60; at most 1,440)."""
         return self._channel.run(queue_calls.history(queue_name, minutes))
+
+    def list_problems(self, queue_name: str | None = None) -> ProblemList:
+        """Return what is wrong now with the queue; without a name, with everything that the key may read. Most severe problems first."""
+        return self._channel.run(queue_calls.list_problems(queue_name))
 
     def list_consumers(self, queue_name: str | None = None, *, pivot: str | None = None, limit: int | None = None) -> ConsumerPage:
         """Return the queue's consumers; without a name, a page of the queues that have consumers, by name, beginning after `pivot`.

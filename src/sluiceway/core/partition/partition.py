@@ -41,6 +41,7 @@ from sluiceway.core.partition.records import (
     pack,
     rows_of_part,
 )
+from sluiceway.core.partition.repeated_items import RepeatedItems
 from sluiceway.core.partition.segment_log import RecordName, SegmentLog
 from sluiceway.core.partition.transfers import TransferTable
 from sluiceway.kernel.clock import Millis
@@ -100,6 +101,7 @@ class Partition:
         self._left_keys: set[tuple[str, str]] = set()
         """Lease keys that lost their live leases since then; the store may still hold some."""
         self.closed = ClosedLeases()
+        self.repeated = RepeatedItems()
         self.grace_until: Millis = 0  # Grace period: no lease runs out earlier, since its client may have been unable to reach an owner.
 
     def follow(self, rules: Rules) -> None:
@@ -359,6 +361,8 @@ class Partition:
             self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, reason, trace, host, took))
         if disposition.verdict == "done":
             self.log.header.completed += len(positions)
+            if self.repeated:
+                self.repeated.settled(lease, positions)
         elif disposition.verdict == "dead":
             self._dead_letter(lease, positions, disposition.reason or "rejected")
             lease.tell("dead", positions)
@@ -423,6 +427,8 @@ class Partition:
                     self._due_at(disposition, extent.attempts + 1, now),
                 )
                 rows = rows_of_part(part, chosen)
+                if not released:
+                    self.repeated.failed(blob.number, rows, attempts, now)
                 if name in back:
                     back[name][1].update(rows)
                 else:
@@ -455,6 +461,8 @@ class Partition:
 
     def _dead_letter(self, lease: LeaseState, positions: BitMap, reason: str) -> None:
         """Send those positions of a lease to the dead queue (they keep their offsets), or drop them."""
+        if self.repeated:
+            self.repeated.settled(lease, positions)
         if self.keeps_dead:
             transfer = self.transfers.begin(by_part(lease, positions), reason, self.dead_queue)
             transfer.failures = self.log.failures.told(transfer)
@@ -465,6 +473,7 @@ class Partition:
         """Drop waiting items. Returns the numbers of ready and of scheduled ones."""
         log = self.log
         log.record_time(now)
+        self.repeated.dropped()
         dropped, undue = 0, 0
         for extent in list(log.ready) if ready else []:
             taken = log.take_out(extent, extent.waiting(log.at(extent)))

@@ -46,6 +46,11 @@ class ConsumerBook:
         """The clients that asked within the last minute, with their last times."""
         return {client_id: at for client_id, at in self._seen.items() if at >= now - SEEN_FOR}
 
+    @property
+    def last_seen(self) -> Millis | None:
+        """The last call of any client; None: none is remembered."""
+        return next(reversed(self._seen.values()), None)
+
     def queries(self, now: Millis) -> list[tuple[str, Query]]:
         """The current query reports, with their clients."""
         self._forget(now)

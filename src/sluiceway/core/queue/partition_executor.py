@@ -534,6 +534,7 @@ class PartitionExecutor:
         return result
 
     def _delete(self, part: DeletePart, now: Millis) -> Deleted:
+        self.partition.repeated.dropped()
         dropped = set(self.partition.log.drop(part.offsets, now).tolist())
         left = (offset for offset in part.offsets.tolist() if offset not in dropped)
         return Deleted(

@@ -1,0 +1,101 @@
+"""The last samples of one queue, and what changed between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+
+from sluiceway.core.problems.observations import QueueSample, Repeat
+from sluiceway.core.problems.thresholds import INTERVAL, MAX_GAP, MEMORY
+from sluiceway.kernel.clock import Millis
+
+_GAPS = 5
+"""Pauses between lease calls that are remembered: as many as tell a habit."""
+
+
+class Window:
+    """The samples of the last minute. Deltas are never negative: a share that begins anew counts from zero again."""
+
+    def __init__(self) -> None:
+        self._samples: deque[QueueSample] = deque()
+        self.active_at: Millis | None = None
+        """Last sign of a consumer: a lease call, or items leased."""
+        self.waiting_since: Millis | None = None
+        """Since when there have been ready items; None: there are none."""
+        self.paused_since: dict[str, Millis] = {}
+        self._gaps: deque[Millis] = deque(maxlen=_GAPS)
+
+    def add(self, sample: QueueSample) -> None:
+        before = self._samples[-1] if self._samples else None
+        if len(self._samples) > 1 and self._samples[-2]._replace(at=0) == self._samples[-1]._replace(at=0) == sample._replace(at=0):
+            # Nothing happens: an idle queue keeps two samples, not thirty.
+            self._samples.pop()
+        self._samples.append(sample)
+        while len(self._samples) > 1 and self._samples[1].at <= sample.at - MEMORY:
+            self._samples.popleft()
+        if not sample.ready:
+            self.waiting_since = None
+        elif self.waiting_since is None:
+            self.waiting_since = sample.at
+        self._note_activity(sample, before)
+
+    def _note_activity(self, sample: QueueSample, before: QueueSample | None) -> None:
+        seen = sample.seen_at if before is None or sample.taken <= before.taken else sample.at
+        if sample.waiting:
+            seen = sample.at
+        if seen is None or (self.active_at is not None and seen <= self.active_at):
+            return
+        if self.active_at is not None and seen - self.active_at <= MAX_GAP:
+            self._gaps.append(seen - self.active_at)
+        self.active_at = seen
+
+    @property
+    def habit(self) -> Millis:
+        """The longest of the last pauses between lease calls; 0: not known."""
+        return max(self._gaps, default=0)
+
+    @property
+    def now(self) -> QueueSample:
+        return self._samples[-1]
+
+    def covers(self, span: Millis) -> bool:
+        """Whether there are samples over that span. Samples come a little early or late."""
+        return self.now.at - self._samples[0].at >= span - INTERVAL // 2
+
+    def over(self, span: Millis) -> list[QueueSample]:
+        """The samples of that span, the first of which is its beginning; all of them if they cover less."""
+        since = self.now.at - span - INTERVAL // 2
+        return [sample for sample in self._samples if sample.at >= since]
+
+    def grown(self, name: str, span: Millis) -> int:
+        """By how much that count has grown over the span."""
+        return sum(max(0, int(getattr(now, name)) - int(getattr(then, name))) for then, now in pairwise(self.over(span)))
+
+    def changes(self, name: str, span: Millis) -> int:
+        """In how many samples of the span that count grew."""
+        return sum(getattr(now, name) > getattr(then, name) for then, now in pairwise(self.over(span)))
+
+    def refused(self, span: Millis) -> dict[str, int]:
+        """Refused produces over the span, by error code."""
+        samples = self.over(span)
+        first, last = samples[0].refused, samples[-1].refused
+        return {code: count - first.get(code, 0) for code, count in last.items() if count > first.get(code, 0)}
+
+    def held(self, span: Millis) -> dict[str, int]:
+        """Items by client that it held at the beginning of the span, and has held since in the same leases."""
+        samples = self.over(span)
+        first, last = samples[0].held, samples[-1].held
+        found = {
+            client: sum(min(count, first.get(client, {}).get(lease, 0)) for lease, count in leases.items())
+            for client, leases in last.items()
+        }
+        return {client: count for client, count in found.items() if count}
+
+    def repeats_since(self, span: Millis) -> int:
+        """Failures over the span of the items that fail again and again."""
+        samples = self.over(span)
+        before = {(each.partition, each.offset): each.attempts for each in samples[0].repeats}
+        return sum(max(0, each.attempts - before.get((each.partition, each.offset), 0)) for each in self.now.repeats)
+
+    def worst_repeat(self) -> Repeat | None:
+        return max(self.now.repeats, key=lambda each: each.attempts, default=None)

@@ -1,0 +1,98 @@
+"""Samples of an instance's share of a queue, for the judge. A sample costs by partitions, and by a bounded number of leases and waiters."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from sluiceway.core.problems.observations import FailedQuery, Lease, QueueFacts, QueueSample, Repeat
+from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
+from sluiceway.kernel.clock import Millis
+from sluiceway.local.queue_driver import QueueDriver
+from sluiceway.model.queue_minutes import COUNTS
+from sluiceway.model.requests import Lease as LeaseRequest
+
+_RECENT: Final[Millis] = 10_000
+"""A commit average is judged while commits are made: afterwards it says nothing of the present."""
+_LEASES: Final = 500
+"""Leases of a share that are looked at, the oldest of each partition first: what is held for long is among them."""
+_WAITERS: Final = 64
+"""Waiting lease calls that are looked at: enough to know whether others than one client wait."""
+_REPEATS_KEPT: Final[Millis] = 3_600_000
+"""An item that has not failed for so long may have gone elsewhere."""
+_COUNTS: Final = {name: COUNTS.index(name) for name in ("produced", "leased", "completed", "retried", "expired", "dead", "released")}
+
+
+def facts_of(driver: QueueDriver, dead_queues: frozenset[str]) -> QueueFacts:
+    """What the queue's record says. `dead_queues`: the queues that take others' dead items."""
+    record = driver.record
+    return QueueFacts(
+        record.queue_name, record.paused, record.dead_queue, record.queue_name in dead_queues, record.target_age, record.updated_at
+    )
+
+
+def sample_of(driver: QueueDriver, now: Millis) -> tuple[QueueSample, dict[str, Millis]]:
+    """A sample of the share, and the slowest commit of the last seconds by backend."""
+    executors = driver.executors
+    tally = driver.tally()
+    ready, leased, scheduled = tally.levels
+    slowest: dict[str, Millis] = {}
+    unserved: dict[int, str] = {}
+    for executor in executors:
+        backend = driver.backend(executor.number)
+        took = _slowness(executor, now)
+        if took > slowest.get(backend.name, 0):
+            slowest[backend.name] = took
+        if not executor.takes_work and backend.problem is None:
+            unserved[executor.number] = executor.problem or "it is being opened"
+    counts = {name: tally.counts[place] for name, place in _COUNTS.items()}
+    waiters = islice(driver.queue.lease_scheduler.waiters.values(), _WAITERS)
+    sample = QueueSample(
+        now,
+        ready,
+        leased,
+        scheduled,
+        tally.oldest_at,
+        taken=counts.pop("leased"),
+        **counts,
+        waiting=tuple(sorted({ticket.request.client_id for ticket in waiters if isinstance(ticket.request, LeaseRequest)})),
+        seen_at=driver.consumers.last_seen,
+        held=_held(executors) if leased else {},
+        repeats=_repeats(executors, now),
+        refused=dict(driver.refused),
+        partitions=len(executors),
+        unserved=unserved,
+        slowest=max(slowest.values(), default=0),
+        failed_queries=tuple(
+            FailedQuery(client_id, query.name, query.error, query.told_at)
+            for client_id, query in driver.consumers.queries(now)
+            if query.state == "failed"
+        ),
+    )
+    return sample, slowest
+
+
+def _slowness(executor: PartitionExecutor, now: Millis) -> Millis:
+    if executor.state is ExecutorState.COMMITTING:
+        return round(executor.slowness(now))
+    recent = executor.partition.log.header.now >= now - _RECENT
+    return round(executor.commit_time) if recent and executor.takes_work else 0
+
+
+def _held(executors: list[PartitionExecutor]) -> dict[str, dict[Lease, int]]:
+    """The open items of the oldest leases, by client."""
+    found: dict[str, dict[Lease, int]] = {}
+    for executor in executors:
+        for lease in islice(executor.partition.leases.values(), max(1, _LEASES // len(executors))):
+            found.setdefault(lease.client_id, {})[executor.number, lease.number] = lease.open
+    return found
+
+
+def _repeats(executors: list[PartitionExecutor], now: Millis) -> tuple[Repeat, ...]:
+    return tuple(
+        Repeat(executor.number, each.offset, each.attempts, each.at)
+        for executor in executors
+        if executor.partition.repeated
+        for each in executor.partition.repeated.items()
+        if each.at >= now - _REPEATS_KEPT
+    )
