@@ -11,11 +11,13 @@ import pytest
 
 from sluiceway.cli import doctor, doctor_checks
 from sluiceway.cli.doctor_checks import MIN_FREE, OTHER_FILES, Check
+from sluiceway.client import Client
+from sluiceway.contract.problem_answers import ProblemInfo, ProblemList
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import ClusterInfo, InstanceInfo
 from tests.cli.cli_shell import Shell
 from tests.server.fake_service import FakeService, serving
-from tests.server.server_process import closed_port
+from tests.server.server_process import ServerProcess, closed_port, wait_until
 
 NOW = datetime(2026, 1, 31, 8, 0, 0, 500_000, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -175,3 +177,39 @@ def test_without_spark_no_java_is_needed_and_with_it_a_missing_one_is_told(shell
         assert found(shell, "--url", url)[1]["java"].state == "failed"
         monkeypatch.setattr(doctor, "find_spec", lambda name: None)
         assert found(shell, "--url", url)[1]["java"].state == "skipped"
+
+
+def test_what_the_judge_finds_comes_as_checks_with_the_command_that_mends_it() -> None:
+    now = datetime.now(UTC)
+    poison = ProblemInfo(
+        kind="poison_item", severity="warning", subject="q", message="1 item fails", cause="offset 7", command="mend", since=now
+    )
+    down = ProblemInfo(kind="backend_down", severity="critical", subject="db", message="no answer", command="look", since=now)
+    checks = list(doctor_checks.judged(ProblemList(items=[down, poison], queues=3, silent=["i2"])))
+    assert [(each.name, each.state, each.detail, each.fix) for each in checks] == [
+        ("backend_down", "failed", "db: no answer", "look"),
+        ("poison_item", "warning", "q: 1 item fails. Cause: offset 7", "mend"),
+        ("problems", "warning", "instance i2 did not say what is wrong with it", "sluiceway instance list"),
+    ]
+    (good,) = doctor_checks.judged(ProblemList(queues=3))
+    assert (good.state, good.detail) == ("ok", "none in 3 queues")
+    (early,) = doctor_checks.judged(ProblemList(queues=3, watched=False))
+    assert early.state == "skipped"
+
+
+def test_doctor_tells_problems_first_and_fails_on_a_critical_one(shell: Shell, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server, Client(server.url) as client:
+        client.create_queue("q")
+        client.produce("q", ["x"])
+
+        def names() -> list[str]:
+            for _ in range(12):
+                client.retry("q", [item.id for item in client.lease("q").items])
+            (told,) = [json.loads(line) for line in shell.ends("doctor", "--url", server.url, "--json")[1].splitlines()]
+            return [each["name"] for each in told["checks"]]
+
+        wait_until(lambda: "failure_rate" in names(), "the failures are found")
+        code, out, _ = shell.ends("doctor", "--url", server.url)
+        assert code == 3
+        assert out.split()[:2] == ["failed", "failure_rate"]
+        assert "fix failure_rate: sluiceway queue pause q --lease" in out

@@ -57,19 +57,25 @@ def test_the_first_look_has_no_rates_and_a_queue_made_anew_no_negative_ones() ->
 def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     row = QueueRow("q", 2, 1_234, 5, 6, 7, 12.3, 0.25)
     wide_console().print(
-        frame(ServerSnapshot([row], [BackendRow("default", 2, 1, 1, 3.25)], ["\x1b[31mdown"], True, 3), "http://x", "NOT UP TO DATE")
+        frame(
+            ServerSnapshot([row], [BackendRow("default", 2, 1, 1, 3.25)], ["critical: backend_down: db: \x1b[31mdown"], True, 3),
+            "http://x",
+            "NOT UP TO DATE",
+        )
     )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["http://x", "3", "instances", "NOT", "UP", "TO", "DATE"] in lines
     assert ["q", "2", "1,234", "5", "6", "7", "12", "0.2"] in lines
     assert ["default", "2", "1", "1", "3.2"] in lines
-    assert ["Problem:", "\\x1b[31mdown"] in lines
+    told = ["critical:", "backend_down:", "db:", "\\x1b[31mdown"]
+    assert told in lines
+    assert lines.index(told) < next(place for place, line in enumerate(lines) if line[:1] == ["queue"]), "what is wrong comes first"
     assert any(line[:3] == ["…", "and", "more"] for line in lines)
     wide_console().print(frame(ServerSnapshot([], [], [], False, 1), "http://x"))
     out = capsys.readouterr().out
     assert "instances" not in out
     assert "No queues" in out
-    assert "Problem" not in out
+    assert "critical" not in out
 
 
 def test_a_look_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -88,11 +94,13 @@ def test_a_look_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(Channel, "attempt", noted)
         (look,) = shell.json("top", "--once", "-n", "3")
         assert ([row["queue_name"] for row in look["queues"]], look["more"]) == (["q0", "q1", "q2"], True)
-        assert asked == ["/v1/queues.list", *["/v1/queue.stats"] * 3] * 2 + ["/v1/consumers.list"], "twice, for the rates"
+        assert asked == ["/v1/queues.list", *["/v1/queue.stats"] * 3] * 2 + ["/v1/problems.list", "/v1/consumers.list"], (
+            "twice, for the rates"
+        )
         asked.clear()
         # Without a terminal there is nothing to watch.
         assert "q4" in shell.says("top", "q4")
-        assert asked == ["/v1/queue.stats", "/v1/queues.info", "/v1/queue.stats", "/v1/consumers.list"]
+        assert asked == ["/v1/queue.stats", "/v1/queues.info", "/v1/queue.stats", "/v1/problems.list", "/v1/consumers.list"]
         code, _, err = shell.ends("top", "q5")
         assert code == 3
         assert "queue_not_found" in err

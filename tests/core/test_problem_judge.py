@@ -632,3 +632,14 @@ def test_instances_that_find_the_same_say_it_once() -> None:
     other = one._replace(message="5 items", since=10, instance="i2")
     worse = Problem("failure_rate", "critical", "q", "q", "", "", "", "", 30, "i1")
     assert merge([one, worse, other]) == [worse, other]
+
+
+def test_what_happened_in_a_new_queue_before_its_first_sample_counts() -> None:
+    judge = Judge()
+    judge.see_instance(InstanceSample(START))
+    judge.see_queue("k7f3q2ma", QueueFacts("orders"), QueueSample(START + 1, dead=3))
+    assert [each.kind for each in judge.problems()] == ["dead_letters"]
+    # At the start of the server nothing is new.
+    judge = Judge()
+    judge.see_queue("k7f3q2ma", QueueFacts("orders"), QueueSample(START + 1, dead=3))
+    assert judge.problems() == []

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sluiceway.server.ui.counts import Counts
-from sluiceway.server.ui.pages.overview import _problems
 from tests.dashboard.test_ui import ORIGIN, browser, signed
 from tests.dashboard.test_ui_dead import words
 from tests.server.server_guarded import Guarded, guarded
@@ -40,8 +39,8 @@ def test_a_partition_that_is_damaged_needs_attention(tmp_path: Path) -> None:
     with guarded(data, keys=False) as server:
         eventually(lambda: "Needs attention" in server.http.get("/ui").text)
         shown = words(server.http.get("/ui").text)
-        assert f"partly unavailable {damaged} : 1 of 2 partitions unavailable" in shown
-        assert f"unavailable {whole}" not in shown
+        assert f"critical {damaged} : 1 of 2 partitions are not served" in shown
+        assert f"critical {whole}" not in shown
         for path in ("/ui/queues", f"/ui/queues/{damaged}"):
             assert "✖ partly unavailable" in words(server.http.get(path).text)
         assert "✖ error" in words(server.http.get(f"/ui/queues/{damaged}/partitions").text)
@@ -56,13 +55,24 @@ def test_what_is_not_known_yet_is_no_number(keyed: Guarded, monkeypatch: pytest.
         eventually(lambda: figures(page.get("/ui").text) == ["0", "0", "0", "0/s", "0/s", "0/s"])
 
 
-def test_an_instance_that_is_silent_is_told_of_in_the_same_words_each_second() -> None:
-    instances = [
-        {"instance": name, "state": state, "silent_for": "0s"} for name, state in (("a", "alive"), ("b", "silent"), ("c", "leaving"))
-    ]
-    first = _problems([], [], instances)
-    assert [(each["what"], each["state"]) for each in first] == [("b", "silent"), ("c", "leaving")]
-    assert _problems([], [], [{**each, "silent_for": "17s"} for each in instances]) == first
+def test_the_overview_begins_with_what_is_wrong_and_the_queue_in_trouble_comes_first(tmp_path: Path) -> None:
+    with guarded(tmp_path / "data", keys=False) as server:
+        well, ill = server.queue(), server.queue()
+        shown = words(server.http.get("/ui").text)
+        assert "All is well: nothing is wrong with 2 queues" in shown or "The server has just started" in shown
+        server.ask("queue.produce", queue_name=ill, items=[{"utf8": "x"}])
+        for _ in range(1_000):
+            server.ask("queue.produce", queue_name=well, items=[{"utf8": "x"}])
+        server.ask("queue.lease", queue_name=well, client_id="c", batch_size=900)
+        eventually(lambda: "Needs attention" in server.http.get("/ui").text)
+        page = server.http.get("/ui").text
+        shown = words(page)
+        assert shown.index("Overview") < shown.index("Needs attention") < shown.index("ready")
+        assert f"warning {ill} : 1 item ready, and no consumer has asked for any in" in shown
+        assert f"sluiceway consumer list {ill}" in shown
+        assert page.index(f'id="q-{ill}"') < page.index(f'id="q-{well}"'), "trouble first, then size"
+        assert "Needs attention" in server.http.get(f"/ui/queues/{ill}").text
+        assert "Needs attention" not in server.http.get(f"/ui/queues/{well}").text
 
 
 def test_what_the_key_may_not_see_is_said(keyed: Guarded) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -32,11 +32,12 @@ _LIBRARIES = ("pyarrow", "httpx", "msgspec", "apsw", "pyspark")
 @click.option("--config", "file", type=FILE, help="Also check this configuration file of a server.")
 @connected
 def doctor(session: Session, data: Path | None, file: Path | None) -> int:
-    """Check for common problems and suggest fixes. Exits with 3 if a check failed.
+    """Show what is wrong now, check for common problems and suggest fixes. Exits with 3 if a check failed or a problem is critical.
 
-    Checks the server, the connection, the key and this machine. Changes nothing.
+    Checks queues, the server, the connection, the key and this machine. Changes nothing.
     """
-    found = [*_server(session), *(_data(data) if data else ()), *(_configuration(file) if file else ()), *_machine()]
+    server = list(_server(session))
+    found = [*_judged(session, server), *server, *(_data(data) if data else ()), *(_configuration(file) if file else ()), *_machine()]
     failed = any(check.state == "failed" for check in found)
     if session.as_json:
         session.print({"healthy": not failed, "checks": [asdict(check) for check in found]}, "")
@@ -47,6 +48,17 @@ def doctor(session: Session, data: Path | None, file: Path | None) -> int:
             if check.fix:
                 click.echo(f"fix {check.name}: {check.fix}")
     return EXIT_REFUSED if failed else 0
+
+
+def _judged(session: Session, server: Sequence[Check]) -> Iterator[Check]:
+    """What the server finds wrong, if it can be reached and the key may ask."""
+    if all(check.name != "ready" for check in server):
+        return
+    try:
+        yield from doctor_checks.judged(session.client.list_problems())
+    except SluicewayError as error:
+        detail = "this key may not ask, or the server is older" if error.code in ("forbidden", "not_found") else error.detail
+        yield Check("problems", "skipped", detail)
 
 
 # -- server and connection --------------------------------------------------------------------------------------------

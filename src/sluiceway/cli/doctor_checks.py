@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
+from sluiceway.contract.problem_answers import ProblemList
 from sluiceway.kernel.errors import SluicewayError
 
 State = Literal["ok", "warning", "failed", "skipped"]
@@ -100,6 +101,18 @@ def server_time(ok: bool, detail: str) -> Check:
     """The server's own check of its clock."""
     fix = "" if ok else "synchronise the server's clock by NTP, then restart the server"
     return Check("server time", "ok" if ok else "failed", detail, fix)
+
+
+def judged(found: ProblemList) -> Iterator[Check]:
+    """What the server's judge finds wrong, most severe first; one check if it is nothing."""
+    for each in found.items:
+        detail = f"{each.subject}: {each.message}" + (f". Cause: {each.cause}" if each.cause else "")
+        yield Check(each.kind, "failed" if each.severity == "critical" else "warning", detail, each.command)
+    for name in found.silent:
+        yield Check("problems", "warning", f"instance {name} did not say what is wrong with it", "sluiceway instance list")
+    if not (found.items or found.silent):
+        detail = f"none in {found.queues:,} queues" if found.watched else "the server has just started, and has not looked yet"
+        yield Check("problems", "ok" if found.watched else "skipped", detail)
 
 
 def readiness(problems: list[str]) -> Check:

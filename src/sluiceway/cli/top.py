@@ -26,6 +26,8 @@ MAX_QUEUES = 50
 """Maximum queues per refresh: each costs a call."""
 ONCE_PAUSE = 1.0
 """Seconds over which `--once` measures rates."""
+_PROBLEMS_SHOWN = 8
+"""Maximum problems at a terminal, the most severe first: the queues must stay in sight."""
 _CONSUMERS_SHOWN = 12
 """Maximum consumers at a terminal: Spark queries first, then those with the most items."""
 
@@ -135,7 +137,12 @@ def frame(look: ServerSnapshot, url: str, note: str = "") -> Group:
         for each in look.queues
     ]
     title = f"{url}  {look.instances} instances" if look.instances > 1 else url
-    parts: list[Text | Rows] = [Text(f"{title}  {note}".rstrip()), Text(), table(("queue", *numbers), rows, right=numbers)]
+    parts: list[Text | Rows] = [Text(f"{title}  {note}".rstrip()), Text()]
+    if look.problems:
+        parts += [*(Text(printable(each.encode(), 1_000), style="bold") for each in look.problems[:_PROBLEMS_SHOWN]), Text()]
+    if len(look.problems) > _PROBLEMS_SHOWN:
+        parts.insert(-1, Text(f"… and {len(look.problems) - _PROBLEMS_SHOWN} more problems: sluiceway doctor"))
+    parts.append(table(("queue", *numbers), rows, right=numbers))
     if look.more:
         parts.append(Text("… and more queues; choose some: sluiceway top QUEUE…"))
     if not rows:
@@ -149,8 +156,7 @@ def frame(look: ServerSnapshot, url: str, note: str = "") -> Group:
     backends = [(each.backend, each.partitions, each.available, each.degraded, f"{each.commit_time_ms:.1f}") for each in look.backends]
     if backends:
         parts += [Text(), table(("backend", *figures), backends, right=figures)]
-    parts += [Text(), *(Text(f"Problem: {printable(each.encode())}", style="bold") for each in look.problems or ())]
-    return Group(*(parts if look.problems else parts[:-1]))
+    return Group(*parts)
 
 
 def _rate(rate: float | None) -> str:
@@ -161,7 +167,7 @@ def _rate(rate: float | None) -> str:
 
 
 class Looker:
-    """Polls the server: one call for the names, one per queue, one for the consumers, one for the problems."""
+    """Polls the server: one call for the names, one per queue, one for the consumers, two for the problems."""
 
     def __init__(self, session: Session, queues: Sequence[str], most: int) -> None:
         self._session, self._queues, self._most = session, queues, most
@@ -185,10 +191,23 @@ class Looker:
             paused = {info.queue_name: info.paused for info in page.items}
         found = [each for name in names if (each := self._stats(name)) is not None]
         now = time.monotonic()
-        look = summarise(found, self._before, now - self._at, self._session.problems(), more)
+        look = summarise(found, self._before, now - self._at, self._problems(), more)
         look = replace(look, queues=[replace(each, paused=" and ".join(paused[each.queue_name])) for each in look.queues])
         self._before, self._at = {each.queue_name: each for each in found}, now
         return replace(look, consumers=self._consumers()) if found else look
+
+    def _problems(self) -> list[str]:
+        """Why the server is not ready, and what its judge finds wrong: with the shown queues, if some were chosen."""
+        try:
+            judged = self._session.client.list_problems().items
+        except SluicewayError as error:
+            if error.code not in ("forbidden", "not_found"):
+                raise
+            # This key may not ask, or the server is older.
+            judged = []
+        chosen = (each for each in judged if not (self._queues and each.queue_name) or each.queue_name in self._queues)
+        told = [f"{each.severity}: {each.kind}: {each.subject}: {each.message}" for each in chosen]
+        return [*(f"not ready: {each}" for each in self._session.problems()), *told]
 
     def _consumers(self) -> list[ConsumerRow]:
         """Consumers of the shown queues, from the first page of the call (a hundred queues)."""

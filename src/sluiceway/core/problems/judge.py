@@ -70,6 +70,8 @@ class Judge:
         """Name of the instance; empty: a server that is alone."""
         self._queues: dict[str, _Queue] = {}
         self._own = _Register()
+        self._looked = False
+        """Whether the queues of the first look are known."""
         self._since: dict[str, Millis] = {}
         """Since when something has been so in every sample, by name."""
 
@@ -80,6 +82,9 @@ class Judge:
         queue = self._queues.get(incarnation)
         if queue is None:
             queue = self._queues[incarnation] = _Queue(facts)
+            if self._looked:
+                # The share began after the last look, and its counts with zero.
+                queue.window.add(QueueSample(sample.at - t.INTERVAL))
             paused = dict.fromkeys(facts.paused, min(facts.updated_at, sample.at))
         else:
             paused = {verb: queue.window.paused_since.get(verb, sample.at) for verb in facts.paused}
@@ -96,8 +101,9 @@ class Judge:
         self._queues = {incarnation: queue for incarnation, queue in self._queues.items() if incarnation in there}
 
     def see_instance(self, sample: InstanceSample) -> None:
-        """Judge the instance by one more sample."""
-        self._own.take(self._of_instance(sample), sample.at)
+        """Judge the instance by one more sample; it ends a look at all queues."""
+        self._looked = True
+        self._own.take(list(self._of_instance(sample)), sample.at)
 
     def _of_instance(self, sample: InstanceSample) -> Iterator[Finding]:
         for backend in sample.backends:

@@ -1,10 +1,14 @@
-// The charts of a queue: its history per minute, and its current values.
+// The charts: a queue's history per minute with its current values; and, while there are few minutes or none, one point a second.
 "use strict";
 (() => {
   const EVERY = 60;
   const island = id => { const found = document.getElementById(id); return found && JSON.parse(found.textContent); };
+  // The overview has no history: it shows what comes while it is open.
   let begun = island("history");
-  if (!begun) return;
+  if (!begun && !island("history-tail")) return;
+  // From so many minutes on, they say more than the seconds.
+  const MANY = 5, SECONDS = 300;
+  const points = [];
 
   // Lines differ in their dashes as well as in colour.
   const LINES = {
@@ -26,9 +30,12 @@
   const short = new Intl.NumberFormat(undefined, {notation: "compact", maximumFractionDigits: 1});
   const exact = new Intl.NumberFormat(undefined, {maximumFractionDigits: 1});
   const clock = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit"});
-  const at = seconds => clock.format(new Date(seconds * 1000));
+  const precise = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit", second: "2-digit"});
+  const at = seconds => (isLive() ? precise : clock).format(new Date(seconds * 1000));
 
   function take(told) {
+    if (told.now) now = told.now;
+    if (!told.columns) return;
     const names = Object.keys(told.columns);
     told.columns[names[0]].forEach((_, place) => {
       const minute = told.from + EVERY * place;
@@ -36,7 +43,6 @@
       for (const name of names) found[name] = told.columns[name][place];
       minutes.set(minute, found);
     });
-    if (told.now) now = told.now;
     const last = Math.max(...minutes.keys());
     for (const minute of minutes.keys()) if (minute <= last - EVERY * begun.minutes) minutes.delete(minute);
   }
@@ -50,7 +56,17 @@
     if (found) { begun = JSON.parse(found.textContent); take(begun); update(); }
   }
 
+  const isLive = () => !begun || [...minutes.values()].filter(each => each.ready !== null && each.ready !== undefined).length < MANY;
+
+  function tick() {
+    if (!now || !isLive()) return;
+    points.push({second: Math.round(Date.now() / 1000), ...now});
+    if (points.length > SECONDS) points.shift();
+    update();
+  }
+
   function columns(lines) {
+    if (isLive()) return [points.map(each => each.second), ...lines.map(([name]) => points.map(each => each[name] ?? null))];
     const last = Math.max(...minutes.keys());
     const times = [], rows = lines.map(() => []);
     for (let minute = last - EVERY * (begun.minutes - 1); minute <= last; minute += EVERY) {
@@ -123,13 +139,15 @@
   function shown() {
     const tail = island("history-tail");
     if (!tail) return;
-    const missed = tail.from > Math.max(...minutes.keys()) + EVERY;
+    const missed = begun && tail.from > Math.max(...minutes.keys()) + EVERY;
     take(tail);
+    if (!points.length) tick();
     update();
     if (missed) catchUp().catch(() => {});
   }
 
-  take(begun);
+  if (begun) take(begun);
+  setInterval(tick, 1000);
   document.addEventListener("ui:shown", shown);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   new ResizeObserver(() => {

@@ -1,4 +1,4 @@
-"""The overview: totals, problems, and the busiest queues."""
+"""The overview: what is wrong, totals, and the queues with trouble or most items."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
 _SHOWN: Final = 10
-"""Queues on the overview: those with the most items."""
+"""Queues on the overview: those with problems, then those with the most items."""
 _SUMMED: Final = ("ready", "leased", "scheduled", "produced", "completed", "failed")
-_STOPPED: Final = {"silent": "no sign of life", "leaving": "shutting down"}
-"""Problem texts by instance state. They do not include the duration, which would change every second."""
 
 
 async def _gather(visit: Visit) -> Facts:
-    queues, backends, instances, rebalances = await asyncio.gather(
-        every_queue(visit), _items(visit, "backends.list"), _items(visit, "instances.list"), _items(visit, "rebalances.list", open=True)
+    queues, backends, instances, rebalances, judged = await asyncio.gather(
+        every_queue(visit),
+        _items(visit, "backends.list"),
+        _items(visit, "instances.list"),
+        _items(visit, "rebalances.list", open=True),
+        problems_of(visit),
     )
     if queues:
         await visit.counts.known()
     rows = [row_of(visit, queue) for queue in queues]
+    totals = {name: _total(row[name] for row in rows) for name in _SUMMED}
+    problems = judged["items"] if judged is not None else []
     return {
-        "totals": {name: _total(row[name] for row in rows) for name in _SUMMED},
-        "queues": sorted(rows, key=lambda row: (-(row["ready"] or 0) - (row["leased"] or 0), row["name"]))[:_SHOWN],
+        "totals": totals,
+        "now": {name: _a_minute(count) if name in ("produced", "completed", "failed") else count for name, count in totals.items()},
+        "queues": _by_trouble(rows, problems)[:_SHOWN],
         "queue_count": len(queues),
         "backends": backends,
         "instances": instances,
         "rebalances": rebalances or [],
-        "problems": _problems(rows, backends or [], instances or []),
+        "judged": judged,
     }
 
 
@@ -54,20 +59,29 @@ async def _items(visit: Visit, call: str, **fields: object) -> list[Facts] | Non
         return None
 
 
-def _problems(rows: list[Facts], backends: list[Facts], instances: list[Facts]) -> list[Facts]:
-    found = [
-        {"what": each["backend"], "url": "/ui/map", "state": "unavailable", "why": each["problem"]} for each in backends if each["problem"]
-    ]
-    found += [
-        {"what": each["instance"], "url": "/ui/instances", "state": each["state"], "why": _STOPPED[each["state"]]}
-        for each in instances
-        if each["state"] in _STOPPED
-    ]
-    for row in rows:
-        if row["not_served"]:
-            why = f"{row['not_served']} of {row['partitions']} partitions unavailable"
-            found.append({"what": row["name"], "url": f"/ui/queues/{row['name']}/partitions", "state": row["state"], "why": why})
-    return found
+async def problems_of(visit: Visit, **fields: object) -> Facts | None:
+    """What is wrong, as the server judges it; None if the reader may not ask."""
+    try:
+        return await visit.api.call("problems.list", **fields)
+    except ProblemError as error:
+        if not is_refused(error):
+            raise
+        return None
 
 
-VIEWS: Final = (View("/ui", "Overview", "overview.html", _gather, "Overview"),)
+def _by_trouble(rows: list[Facts], problems: list[Facts]) -> list[Facts]:
+    """Queues with critical problems first, then those with warnings, then those with most items."""
+    ranks: dict[str, int] = {}
+    for each in problems:
+        rank = 0 if each["severity"] == "critical" else 1
+        ranks[each["queue_name"]] = min(rank, ranks.get(each["queue_name"], rank))
+    worst = {0: "critical", 1: "warning"}
+    rows = [{**row, "trouble": worst.get(ranks.get(row["name"], 2), "")} for row in rows]
+    return sorted(rows, key=lambda row: (ranks.get(row["name"], 2), -(row["ready"] or 0) - (row["leased"] or 0), row["name"]))
+
+
+def _a_minute(a_second: float | None) -> float | None:
+    return None if a_second is None else round(a_second * 60, 1)
+
+
+VIEWS: Final = (View("/ui", "Overview", "overview.html", _gather, "Overview", scripts=("charts.js",)),)
