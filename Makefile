@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow e2e explore lint audit bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test test-slow e2e explore lint audit bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -134,6 +134,9 @@ test-tasks: setup ## Simulated schedules, and captures of real streams whose tas
 
 test-spark: setup ## Kill drivers, tasks and servers at every stage of real Spark queries, with a ledger over the sinks (ARGS='kills --rounds 1': some of it)
 	@$(BIN)/python -m tests.campaigns.spark $(ARGS)
+
+test-incidents: setup ## Stage incidents on a real server: each is named within 15 s, and a healthy run (MINUTES=1) names none
+	@MINUTES=$(or $(MINUTES),1) $(BIN)/python -m tests.campaigns.incidents $(ARGS)
 
 fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
 	@$(BIN)/python -m tests.fuzz.decoders 100000 $(ARGS)

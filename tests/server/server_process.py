@@ -38,10 +38,11 @@ def closed_port() -> Iterator[int]:
 class ServerProcess:
     """`sluiceway serve` on a data directory; `url` says where. Leaving the context kills it."""
 
-    def __init__(self, data: Path, listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, data: Path, listen: str = "127.0.0.1:0", config: Path | None = None) -> None:
         self._log = data.with_name(f"{data.name}.log").open("ab")
+        flags = [] if config is None else ["--config", str(config)]
         self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--data", str(data), "--listen", listen], stdout=subprocess.PIPE, stderr=self._log, text=True
+            [*COMMAND, "serve", "--data", str(data), "--listen", listen, *flags], stdout=subprocess.PIPE, stderr=self._log, text=True
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

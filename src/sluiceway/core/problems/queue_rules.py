@@ -98,9 +98,9 @@ def _expiring(window: Window, span: Millis, is_open: bool) -> tuple[int, int, Mi
 
 def slow_handlers(facts: QueueFacts, window: Window, is_open: bool) -> Finding | None:
     """All consumers hold items for long, and meanwhile more come in than they finish."""
-    now, samples = window.now, window.over(t.WINDOW)
+    now, samples = window.now, window.over(t.HELD)
     busy = all(each.ready and each.leased and not each.waiting for each in samples)
-    if not busy or not window.covers(t.WINDOW) or now.ready < t.ROUNDS_WAITING * now.leased:
+    if not busy or not window.covers(t.HELD) or now.ready < t.ROUNDS_WAITING * now.leased:
         return None
     held = sum(window.held(t.HELD).values())
     if held < t.HELD_SHARE * sum(sum(leases.values()) for leases in now.held.values()):
@@ -109,12 +109,12 @@ def slow_handlers(facts: QueueFacts, window: Window, is_open: bool) -> Finding |
     grows = samples[0].ready < samples[third].ready < samples[2 * third].ready < now.ready
     if not (grows or (is_open and now.ready > samples[0].ready)):
         return None
-    produced, completed = window.grown("produced", t.WINDOW), window.grown("completed", t.WINDOW)
+    produced, completed = window.grown("produced", t.HELD), window.grown("completed", t.HELD)
     return Finding(
         "slow_handlers",
         "warning",
         f"{consumers(len(now.held))} held {items(held)} for over {seconds(t.HELD)} while {now.ready:,} wait: "
-        f"{rate(produced, t.WINDOW)} come in, {rate(completed, t.WINDOW)} are completed",
+        f"{rate(produced, t.HELD)} come in, {rate(completed, t.HELD)} are completed",
         "the handlers are slow, or wait for something; more consumers, or faster handlers, would keep up",
         f"sluiceway consumer list {facts.queue_name}",
         _page(facts, "/consumers"),

@@ -16,8 +16,10 @@ MEMORY: Final[Millis] = 60_000
 CLEARS_AFTER: Final[Millis] = 6_000
 """A problem is gone when three samples in a row did not show it: one quiet sample between two bad ones is no recovery."""
 
-NO_CONSUMER_AFTER: Final[Millis] = 10_000
+NO_CONSUMER_AFTER: Final[Millis] = 8_000
 """Items wait this long without a lease call before nobody consumes them: a consumer that restarts is back sooner."""
+FIRST_GAP: Final[Millis] = 6_000
+"""The habit of a consumer that has asked only once: a batch job may come back in twice that time."""
 MAX_GAP: Final[Millis] = 30_000
 """Longest pause between two lease calls that is a consumer's habit; a longer one was an outage. Twice the habit is then waited for."""
 
@@ -46,7 +48,7 @@ MIN_EXPIRED: Final = 3
 EXPIRY_WINDOW: Final[Millis] = 30_000
 """Leases that run out come in waves as long as the lease: a window of this length sees two of the short ones."""
 
-HELD: Final[Millis] = 8_000
+HELD: Final[Millis] = 6_000
 """An item in the same lease for so long counts as held: most handlers take less, and the incident is to be named within 15 s."""
 HELD_SHARE: Final = 0.5
 """Share of the leased items that must be held for the handlers to be slow, or the consumer to hoard."""
@@ -57,7 +59,7 @@ MIN_HOARD: Final = 10
 
 DEAD_SHOWN: Final[Millis] = 60_000
 """A death is news for a minute: it happens in an instant, and an operator looks later."""
-PAUSED_AFTER: Final[Millis] = 8_000
+PAUSED_AFTER: Final[Millis] = 6_000
 """Time a queue is paused, with items waiting or calls refused, until somebody may have forgotten it."""
 PAUSE_FORGOTTEN: Final[Millis] = 3_600_000
 """Time after which a pause of produces is forgotten although no producer has called."""

@@ -6,7 +6,7 @@ from collections import deque
 from itertools import pairwise
 
 from sluiceway.core.problems.observations import QueueSample, Repeat
-from sluiceway.core.problems.thresholds import INTERVAL, MAX_GAP, MEMORY
+from sluiceway.core.problems.thresholds import FIRST_GAP, INTERVAL, MAX_GAP, MEMORY
 from sluiceway.kernel.clock import Millis
 
 _GAPS = 5
@@ -51,8 +51,8 @@ class Window:
 
     @property
     def habit(self) -> Millis:
-        """The longest of the last pauses between lease calls; 0: not known."""
-        return max(self._gaps, default=0)
+        """The longest of the last pauses between lease calls; 0: there was no call."""
+        return max(self._gaps, default=0 if self.active_at is None else FIRST_GAP)
 
     @property
     def now(self) -> QueueSample:
