@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluiceway.server.ui.pages.tasks import tree
+from sluiceway.server.ui.routes import PARTS, ROOMS
 from tests.cli.test_cli_tasks import KEPT, RECORDS, write_alarms, write_capture
 from tests.dashboard.test_ui import ORIGIN, blocks, signed
 from tests.dashboard.test_ui_dead import EVIL, words
@@ -38,7 +39,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 @pytest.mark.parametrize(
-    ("path", "scope"), [("/ui/audit", "admin"), ("/ui/settings", "admin"), ("/ui/settings/keys", "admin"), ("/ui/tasks", "read:*")]
+    ("path", "scope"), [("/ui/audit", "admin"), ("/ui/settings", "admin"), ("/ui/settings/keys", "admin"), ("/ui/captures", "read:*")]
 )
 def test_who_may_not_see_it_is_told_which_scope_it_takes(keyed: Guarded, path: str, scope: str) -> None:
     with signed(keyed, "read:mine") as page:
@@ -147,17 +148,17 @@ def test_queries_are_shown_as_consumers(server: Guarded) -> None:
 
 
 def test_captures_are_shown_with_their_partitions_as_a_tree(server: Guarded, data: Path) -> None:
-    assert "sluiceway spark capture NAME --resident" in server.http.get("/ui/tasks").text
+    assert "sluiceway spark capture NAME --resident" in server.http.get("/ui/captures").text
     asyncio.run(write_capture(data / "meta.sqlite", "feed", RECORDS, KEPT))
     asyncio.run(write_alarms(data / "meta.sqlite"))
-    eventually(lambda: 'id="task-feed"' in server.http.get("/ui/tasks").text)
-    shown = server.http.get("/ui/tasks/feed").text
+    eventually(lambda: 'id="task-feed"' in server.http.get("/ui/captures").text)
+    shown = server.http.get("/ui/captures/feed").text
     assert re.findall(r'<tr id="part-(shard-\d)">', shown) == ["shard-0", "shard-3", "shard-4", "shard-1", "shard-5", "shard-2"]
     told = words(shown)
     for each in ("1, led by one", "├─ shard-3", "└─ shard-4", "waiting for shard-2", "moving to one", "joining, not yet in the term"):
         assert each in told
     assert "one: partition shard-0 is stalled: the key has no scope for this" in told
-    assert server.http.get("/ui/tasks/none").status_code == 404
+    assert server.http.get("/ui/captures/none").status_code == 404
 
 
 def test_a_partition_stands_below_the_first_parent_that_is_left() -> None:
@@ -217,3 +218,15 @@ def test_a_key_with_a_scope_that_is_none_is_refused_at_the_field(keyed: Guarded)
         answer = page.post("/ui/do/keys.create", data={"name": "worker", "scopes": "all:*"})
         assert 'role="alert"' in answer.text
         assert "all:*" in answer.text
+
+
+def test_earlier_paths_lead_to_the_present_pages_and_the_navigation_is_short(server: Guarded) -> None:
+    assert len(ROOMS) <= 7
+    for old, new in (("/ui/tasks", "/ui/captures"), ("/ui/tasks/feed?x=1", "/ui/captures/feed?x=1"), ("/ui/cluster", "/ui/map")):
+        answer = server.http.get(old, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (308, new)
+    for parts in PARTS.values():
+        for name, path in parts:
+            page = server.http.get(path).text
+            assert all(f'<a href="{other}"' in page for _, other in parts)
+            assert f'<a href="{path}" aria-current="page">{name}</a>' in page

@@ -134,7 +134,7 @@ def test_a_key_is_made_and_revoked(locked: Child, reader: Opens) -> None:
 def test_who_may_not_see_a_page_is_told_what_it_takes(locked: Child, reader: Opens) -> None:
     them = reader(locked)
     page = sign_in(them, key(locked, "guest", "read:mine"))
-    for path in ("/ui/audit", "/ui/settings", "/ui/settings/keys", "/ui/tasks"):
+    for path in ("/ui/audit", "/ui/settings", "/ui/settings/keys", "/ui/captures"):
         page.goto(path)
         is_shown(page, "section.problem h2", "Missing scope")
         axe(page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from sluiceway.server.ui.pages import (
@@ -24,17 +25,22 @@ from sluiceway.server.ui.view import Command, View
 ROOMS: Final = (
     ("Overview", "/ui"),
     ("Queues", "/ui/queues"),
-    ("Partition map", "/ui/map"),
-    ("Instances", "/ui/instances"),
-    ("Rounds", "/ui/rounds"),
-    ("Rebalances", "/ui/rebalances"),
     ("Dead letters", "/ui/dead"),
-    ("Tasks", "/ui/tasks"),
-    ("Spark", "/ui/spark"),
+    ("Streams", "/ui/captures"),
+    ("Cluster", "/ui/map"),
     ("Audit", "/ui/audit"),
     ("Settings", "/ui/settings"),
 )
-"""The navigation: names and paths."""
+"""The navigation: names and paths. Seven at most, so that each is found at a glance."""
+
+PARTS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "Streams": (("Change capture", "/ui/captures"), ("Spark queries", "/ui/spark")),
+    "Cluster": (("Partition map", "/ui/map"), ("Instances", "/ui/instances"), ("Rounds", "/ui/rounds"), ("Rebalances", "/ui/rebalances")),
+}
+"""The pages below an entry of the navigation, for those that have several."""
+
+MOVED: Final[Mapping[str, str]] = {"/ui/tasks": "/ui/captures", "/ui/streams": "/ui/captures", "/ui/cluster": "/ui/map"}
+"""Earlier paths of pages, and those that one would guess; with what follows them, they lead to the present ones."""
 
 VIEWS: Final[tuple[View, ...]] = (
     *overview.VIEWS,

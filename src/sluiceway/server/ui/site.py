@@ -16,7 +16,7 @@ from sluiceway.server.ui.api import Asgi, Facts, ProblemError
 from sluiceway.server.ui.counts import Counts
 from sluiceway.server.ui.live import Feeds, mark
 from sluiceway.server.ui.render import Asset, Pages, assets
-from sluiceway.server.ui.routes import COMMANDS, ROOMS, VIEWS
+from sluiceway.server.ui.routes import COMMANDS, MOVED, PARTS, ROOMS, VIEWS
 from sluiceway.server.ui.view import Command, View, problem_of
 from sluiceway.server.ui.visit import Visit, api_of, cookie_for, is_own
 
@@ -90,6 +90,10 @@ class Site:
         if path.startswith(f"{ROOT}/line/"):
             await self._line(path.removeprefix(f"{ROOT}/line/"), request, send)
             return
+        if (new := _moved(path)) is not None:
+            query = request.scope["query_string"]
+            await self._show(send, request, 308, "", (b"location", new.encode() + (b"?" + query if query else b"")))
+            return
         visit = self._visit(path, request)
         try:
             await visit.meet()
@@ -143,6 +147,7 @@ class Site:
                 **self._common(visit),
                 "title": view.title.format(**visit.parts),
                 "room": view.room,
+                "parts": PARTS.get(view.room, ()),
                 "still": still,
                 "live": live,
                 "scripts": view.scripts,
@@ -189,7 +194,7 @@ class Site:
         """The content alone for a partial request, otherwise within the page frame."""
         if visit.partial:
             return content
-        facts = {"title": title, "room": "", "still": "", "live": content, "scripts": (), "live_url": ""}
+        facts = {"title": title, "room": "", "parts": (), "still": "", "live": content, "scripts": (), "live_url": ""}
         return self._pages.html("base.html", {**self._common(visit), **facts})
 
     # ---- commands -----------------------------------------------------------------------------------------------------
@@ -312,6 +317,13 @@ class Site:
             await self._show(send, request, error.status, content, (b"hx-reswap", b"none"))
             return
         await self._show(send, request, error.status, self._framed(visit, "Problem", content))
+
+
+def _moved(path: str) -> str | None:
+    """The present path of a page that has moved; None: it has not."""
+    first = "/".join(path.split("/")[:3])
+    # The path is decoded: quoted again, no line end of it gets into a header.
+    return quote(MOVED[first] + path.removeprefix(first)) if first in MOVED else None
 
 
 def known(path: str) -> str:

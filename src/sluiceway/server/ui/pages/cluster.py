@@ -90,6 +90,6 @@ async def _why(visit: Visit) -> Facts | ProblemError | None:
 
 
 VIEWS: Final = (
-    View("/ui/instances", "Instances", "instances.html", refusing(_instances), "Instances", still="instances_still.html"),
-    View("/ui/rounds", "Rounds", "rounds.html", refusing(_rounds), "Rounds", still="rounds_still.html"),
+    View("/ui/instances", "Instances", "instances.html", refusing(_instances), "Cluster", still="instances_still.html"),
+    View("/ui/rounds", "Rounds", "rounds.html", refusing(_rounds), "Cluster", still="rounds_still.html"),
 )

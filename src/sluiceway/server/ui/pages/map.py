@@ -128,7 +128,7 @@ def _named(parts: list[Facts]) -> list[Facts]:
 
 
 VIEWS: Final = (
-    View("/ui/map", "Partition map", "map.html", _chosen, "Partition map", still="map_still.html", scripts=("map.js",)),
+    View("/ui/map", "Partition map", "map.html", _chosen, "Cluster", still="map_still.html", scripts=("map.js",)),
     View("/ui/queues/{queue}/map", "{queue}: map", "map.html", _own, "Queues", still="map_still.html", scripts=("map.js",)),
 )
 

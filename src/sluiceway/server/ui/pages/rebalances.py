@@ -124,6 +124,6 @@ async def _entries(visit: Visit, rebalance: Facts) -> list[Facts] | None:
 
 
 VIEWS: Final = (
-    View("/ui/rebalances", "Rebalances", "rebalances.html", _all, "Rebalances"),
-    View("/ui/rebalances/{id}", "Rebalance {id}", "rebalance.html", _one, "Rebalances"),
+    View("/ui/rebalances", "Rebalances", "rebalances.html", _all, "Cluster"),
+    View("/ui/rebalances/{id}", "Rebalance {id}", "rebalance.html", _one, "Cluster"),
 )

@@ -40,4 +40,4 @@ def _row(queue: Facts, consumer: Facts, query: Facts) -> Facts:
     }
 
 
-VIEWS: Final = (View("/ui/spark", "Spark", "spark.html", _gather, "Spark"),)
+VIEWS: Final = (View("/ui/spark", "Spark", "spark.html", _gather, "Streams"),)

@@ -57,6 +57,6 @@ def _lines(partitions: list[Facts]) -> Iterator[tuple[str, Facts]]:
 
 
 VIEWS: Final = (
-    View("/ui/tasks", "Tasks", "tasks.html", _gather, "Tasks"),
-    View("/ui/tasks/{name}", "Capture {name}", "task.html", _gather_one, "Tasks"),
+    View("/ui/captures", "Change capture", "tasks.html", _gather, "Streams"),
+    View("/ui/captures/{name}", "Capture {name}", "task.html", _gather_one, "Streams"),
 )
