@@ -203,7 +203,7 @@ def test_a_key_sees_what_is_wrong_with_the_queues_that_it_may_read(tmp_path: Pat
         assert found(admin, queue_name="yours") == ["yours"]
         assert reader.post("/v1/problems.list", json={"queue_name": "yours"}).status_code == 403
         assert admin.post("/v1/problems.list", json={"queue_name": "none"}).json()["code"] == "queue_not_found"
-        assert served.client("produce:*").post("/v1/problems.list", json={}).status_code == 403
+        assert found(served.client("produce:*")) == []
         attention = admin.get("/readyz?verbose").json()
         assert (attention["ready"], len(attention["attention"])) == (True, 2)
         text = admin.get("/metrics").text

@@ -17,7 +17,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluiceway.instance.configuration import load
+from sluiceway.instance.problem_watch import ProblemWatch
 from sluiceway.instance.service import Service
+from sluiceway.model.problems import Problem, Problems
 from sluiceway.server.app import Fittings
 from sluiceway.server.metrics import Metrics
 from tests.server.server_running import running
@@ -41,7 +43,10 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         made.append(Metrics(service))
         return Fittings(meters=made, pages=made[0].pages())
 
-    with running(tmp_path_factory.mktemp("data"), fit, functools.partial(Service, disk_reserve=1 << 20)) as server:
+    data, wrong = tmp_path_factory.mktemp("data"), Problem("no_consumer", "warning", "q", "q", "", "", "", "", 0)
+    with pytest.MonkeyPatch.context() as patch, running(data, fit, functools.partial(Service, disk_reserve=1 << 20)) as server:
+        # A healthy server has no sample of this one.
+        patch.setattr(ProblemWatch, "here", lambda *_: Problems((wrong,), True))
         server.queue()
         text = server.http.get("/metrics").text
     found: dict[str, set[str]] = {}

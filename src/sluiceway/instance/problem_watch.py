@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 _PATIENCE: Final[Millis] = 3_000
 """Timeout for the answer of another instance: a page that shows what is wrong must not wait for what is wrong."""
-_QUEUES_AT_ONCE: Final = 50
-"""Queues sampled before the event loop gets to serve other tasks: about a millisecond."""
+_QUEUES_AT_ONCE: Final = 20
+"""Queues sampled before the event loop gets to serve other tasks: a millisecond or two."""
 _FIRST: Final = 0.5
 """Seconds until the first sample, so that a start is not slowed down."""
 

@@ -47,6 +47,9 @@ class _Register:
             self._open[name] = _Open(finding, since if known is None else min(since, known.since), now)
         self._open = {name: each for name, each in self._open.items() if now - each.seen_at < t.CLEARS_AFTER}
 
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
     def close(self, kind: Kind) -> None:
         """Close at once what is known to be over."""
         self._open = {name: each for name, each in self._open.items() if name[0] != kind}
@@ -93,6 +96,8 @@ class Judge:
         queue.window.add(sample)
         if not facts.paused:
             queue.problems.close("queue_paused")
+        if queue.window.is_idle and not queue.problems:
+            return
         queue.problems.take(list(find(facts, queue.window, queue.problems.is_open)), sample.at)
 
     def keep(self, incarnations: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ class Window:
 
     def add(self, sample: QueueSample) -> None:
         before = self._samples[-1] if self._samples else None
-        if len(self._samples) > 1 and self._samples[-2]._replace(at=0) == self._samples[-1]._replace(at=0) == sample._replace(at=0):
+        if len(self._samples) > 1 and _is_same(self._samples[-1], sample) and _is_same(self._samples[-2], sample):
             # Nothing happens: an idle queue keeps two samples, not thirty.
             self._samples.pop()
         self._samples.append(sample)
@@ -57,6 +57,13 @@ class Window:
     @property
     def now(self) -> QueueSample:
         return self._samples[-1]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing has happened for as long as is known, and there is nothing that could be wrong: most queues, most of the time."""
+        now = self.now
+        quiet = not (now.ready or now.leased or now.unserved or now.failed_queries or now.repeats or self.paused_since)
+        return quiet and len(self._samples) == 2 and _is_same(*self._samples)
 
     def covers(self, span: Millis) -> bool:
         """Whether there are samples over that span. Samples come a little early or late."""
@@ -99,3 +106,8 @@ class Window:
 
     def worst_repeat(self) -> Repeat | None:
         return max(self.now.repeats, key=lambda each: each.attempts, default=None)
+
+
+def _is_same(one: QueueSample, other: QueueSample) -> bool:
+    """Whether the samples differ in nothing but their times."""
+    return one[1:] == other[1:]
