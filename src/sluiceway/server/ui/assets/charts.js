@@ -60,6 +60,8 @@
 
   function tick() {
     if (!now || !isLive()) return;
+    // A chart that has just begun fills from the right, and is a minute wide.
+    if (!points.length) points.push({second: Math.round(Date.now() / 1000) - 60});
     points.push({second: Math.round(Date.now() / 1000), ...now});
     if (points.length > SECONDS) points.shift();
     update();
@@ -99,7 +101,7 @@
       legend: {markers: {dash: (_, line) => ["", "solid", "dashed", "dotted"][line]}},
       scales: {y: {range: (_, low, high) => [0, Math.max(high || 0, 4) * 1.08]}},
       axes: [
-        {...axes, values: (_, splits) => splits.map(at), space: 70},
+        {...axes, values: (_, splits) => splits.map(at), space: isLive() ? 110 : 70},
         {...axes, label: axis, size: 58, labelSize: 20, values: (_, splits) => splits.map(each => short.format(each)), incrs: [1, 2, 5].flatMap(each => [...Array(13).keys()].map(power => each * 10 ** power)).sort((one, other) => one - other)},
       ],
       series: [
