@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from sluiceway.client import Client
+from sluiceway.client import Backoff, Client
 from tests.campaigns.incidents.actors import Cast, on_stage
 from tests.campaigns.incidents.outlets import LIMIT, watch
 from tests.campaigns.kit import command
@@ -25,6 +25,8 @@ from tests.campaigns.kit.report import Report
 from tests.server.server_process import ServerProcess, wait_until
 from tests.servers.postgres_server import PostgresServer
 
+_BACKOFF = Backoff("1s", "10m")
+"""As new queues have it: what fails comes back ever more rarely, and must be named all the same."""
 _WARM_UP = 6.0
 """Seconds of healthy work before an incident begins: a queue that never worked is another incident."""
 
@@ -65,7 +67,7 @@ class Campaign(command.Campaign):
 
     def poison_item(self, report: Report) -> None:
         """one item fails whenever it is tried, and all others are completed"""
-        with self._scene("parcels") as cast, Client(cast.url) as client:
+        with self._scene("parcels", retry_backoff=_BACKOFF) as cast, Client(cast.url) as client:
             cast.produces(5, 0.5)
 
             def handle(consumer: Client, id: str, text: str) -> None:
@@ -82,7 +84,7 @@ class Campaign(command.Campaign):
 
     def failing_dependency(self, report: Report) -> None:
         """what the handlers depend on fails, so that every item is retried"""
-        with self._scene("invoices") as cast:
+        with self._scene("invoices", retry_backoff=_BACKOFF) as cast:
             cast.produces(5, 0.5)
             stop = cast.works(cast.completes())
             time.sleep(_WARM_UP)
