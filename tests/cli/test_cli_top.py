@@ -47,6 +47,15 @@ def test_instances_are_counted_once_and_nobody_is_none() -> None:
     assert summarise(queues, {}, 0.0, [], more=False).instances == 2
 
 
+def test_of_several_instances_the_one_that_was_told_most_says_the_half_and_the_slowest_the_rest() -> None:
+    told = [(5, 10, 900), (50, 20, 300), (0, None, None)]
+    shares = [LogicalQueueStats(handled=items, handler_p50_ms=p50, handler_p99_ms=p99) for items, p50, p99 in told]
+    (row,) = summarise([QueueStats(queue_name="q", logical_queues=shares)], {}, 0.0, [], more=False).queues
+    assert (row.handler_p50_ms, row.handler_p99_ms) == (20, 900)
+    (row,) = summarise([QueueStats(queue_name="q", logical_queues=shares[2:])], {}, 0.0, [], more=False).queues
+    assert (row.handler_p50_ms, row.handler_p99_ms) == (None, None)
+
+
 def test_the_first_look_has_no_rates_and_a_queue_made_anew_no_negative_ones() -> None:
     now = stats("q", PartitionStats(partition=0, produced=1))
     assert summarise([now], {}, 0.0, [], more=False).queues[0].produced_per_second is None
@@ -55,7 +64,7 @@ def test_the_first_look_has_no_rates_and_a_queue_made_anew_no_negative_ones() ->
 
 
 def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    row = QueueRow("q", 2, 1_234, 5, 6, 7, 12.3, 0.25)
+    row = QueueRow("q", 2, 1_234, 5, 6, 7, 12.3, 0.25, handler_p50_ms=15, handler_p99_ms=1_500)
     wide_console().print(
         frame(
             ServerSnapshot([row], [BackendRow("default", 2, 1, 1, 3.25)], ["critical: backend_down: db: \x1b[31mdown"], True, 3),
@@ -65,7 +74,7 @@ def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["http://x", "3", "instances", "NOT", "UP", "TO", "DATE"] in lines
-    assert ["q", "2", "1,234", "5", "6", "7", "12", "0.2"] in lines
+    assert ["q", "2", "1,234", "5", "6", "7", "12", "0.2", "15ms", "1s500ms"] in lines
     assert ["default", "2", "1", "1", "3.2"] in lines
     told = ["critical:", "backend_down:", "db:", "\\x1b[31mdown"]
     assert told in lines

@@ -646,3 +646,29 @@ def test_what_happened_in_a_new_queue_before_its_first_sample_counts() -> None:
     judge = Judge()
     judge.see_queue("k7f3q2ma", QueueFacts("orders"), QueueSample(START + 1, dead=3))
     assert judge.problems() == []
+
+
+def test_an_open_circuit_breaker_is_named_and_not_taken_for_absent_consumers() -> None:
+    queue = Queue()
+    queue.put(100)
+    queue.sample = queue.sample._replace(circuit_since=START, failure="ConnectionError: refused")
+    for _ in range(30):
+        queue.step()
+    (found,) = queue.judge.problems()
+    assert (found.kind, found.severity, found.cause) == ("circuit_open", "critical", "the latest: ConnectionError: refused")
+    queue.sample = queue.sample._replace(circuit_since=None)
+    queue.work(100)
+    for _ in range(12):
+        queue.work(0)
+        queue.step()
+    assert not queue.judge.problems()
+
+
+def test_a_failing_queue_says_what_the_latest_attempt_failed_of() -> None:
+    queue = Queue()
+    queue.sample = queue.sample._replace(failure="TimeoutError: no answer")
+    for _ in range(20):
+        queue.put(10)
+        queue.work(10, "retried")
+        queue.step()
+    assert {each.cause for each in queue.judge.problems() if each.kind == "failure_rate"} == {"the latest: TimeoutError: no answer"}

@@ -122,6 +122,23 @@ def test_an_answer_is_at_most_a_second_old(tmp_path: Path) -> None:
         eventually(lambda: values(scraped(server), "sluiceway_queue_items", queue=name, state="ready") == [1])
 
 
+def test_handler_times_are_a_histogram_by_outcome(tmp_path: Path) -> None:
+    with running(tmp_path, metered) as server:
+        name = server.queue()
+        for text in "ab":
+            server.produce(name, text)
+        first, second = (each["items"][0]["id"] for each in (server.lease(name, batch_size=1), server.lease(name, batch_size=1)))
+        server.ask("queue.complete", queue_name=name, ids=[first], handled=[{"took_ms": 40, "items": 1}])
+        server.ask("queue.retry", queue_name=name, items=[{"id": second, "took": "2s"}])
+        text = scraped(server)
+        metric = "sluiceway_queue_handler_duration_seconds"
+        assert values(text, f"{metric}_bucket", queue=name, outcome="done", le="0.03") == [0]
+        assert values(text, f"{metric}_bucket", queue=name, outcome="done", le="0.05") == [1]
+        assert values(text, f"{metric}_sum", queue=name, outcome="failed") == [2]
+        (share,) = server.ask("queue.stats", queue_name=name)["logical_queues"]
+        assert (share["handled"], share["handler_p50_ms"], share["handler_p99_ms"]) == (2, 50, 2_000)
+
+
 @driven
 async def test_many_at_once_cost_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(tmp_path)

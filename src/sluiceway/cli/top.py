@@ -14,7 +14,7 @@ import click
 from sluiceway.cli.common import Rows, duration_option, print_json, printable, table
 from sluiceway.cli.consumers import ConsumerRow, consumer_table, rows_of
 from sluiceway.cli.session import Session, connected, paused_verbs
-from sluiceway.kernel.clock import parse_duration
+from sluiceway.kernel.clock import format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ class QueueRow:
     completed_per_second: float | None = None
     paused: str = ""
     """The paused verbs."""
+    handler_p50_ms: int | None = None
+    handler_p99_ms: int | None = None
+    """How long half of the items of the last minutes, and 99 of 100, were handled at most, as far as consumers say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,9 @@ def _queue_row(stats: QueueStats, before: QueueStats | None, seconds: float) -> 
         # A recreated queue restarts its counters.
         return max(0, total(stats, name) - total(before, name)) / seconds
 
+    from sluiceway.contract.queue_stats import handler_ms
+
+    p50, p99 = handler_ms(stats.logical_queues) or (None, None)
     return QueueRow(
         stats.queue_name,
         len(stats.partitions),
@@ -104,6 +110,8 @@ def _queue_row(stats: QueueStats, before: QueueStats | None, seconds: float) -> 
         dead=total(stats, "dead"),
         produced_per_second=rate("produced"),
         completed_per_second=rate("completed"),
+        handler_p50_ms=p50,
+        handler_p99_ms=p99,
     )
 
 
@@ -121,7 +129,7 @@ def frame(look: ServerSnapshot, url: str, note: str = "") -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    numbers = ("partitions", "ready", "leased", "scheduled", "dead", "in/s", "done/s")
+    numbers = ("partitions", "ready", "leased", "scheduled", "dead", "in/s", "done/s", "p50", "p99")
     rows = [
         (
             *(
@@ -133,6 +141,7 @@ def frame(look: ServerSnapshot, url: str, note: str = "") -> Group:
                 each.dead,
             ),
             *(_rate(each.produced_per_second), _rate(each.completed_per_second)),
+            *(_time(each.handler_p50_ms), _time(each.handler_p99_ms)),
         )
         for each in look.queues
     ]
@@ -157,6 +166,10 @@ def frame(look: ServerSnapshot, url: str, note: str = "") -> Group:
     if backends:
         parts += [Text(), table(("backend", *figures), backends, right=figures)]
     return Group(*parts)
+
+
+def _time(millis: int | None) -> str:
+    return "-" if millis is None else format_duration(millis)
 
 
 def _rate(rate: float | None) -> str:

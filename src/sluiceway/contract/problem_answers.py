@@ -10,6 +10,7 @@ Severity = Literal["critical", "warning"]
 Kind = Literal[
     "no_consumer",
     "failure_rate",
+    "circuit_open",
     "poison_item",
     "backlog_age",
     "dead_letters",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -90,6 +90,17 @@ class LogicalQueueStats(Answer, frozen=True, kw_only=True):
     handler_p99_ms: Annotated[int | None, about("How long 99 of 100 of them took at most; null: there are none.")] = None
     partitions: Annotated[list[PartitionStats], about("The partitions of this instance.")] = []
     circuit: Annotated[CircuitStats | None, about("The queue's circuit breaker here; null: it has none.")] = None
+
+
+def handler_ms(shares: Iterable[LogicalQueueStats]) -> tuple[int, int] | None:
+    """How long half of a queue's items and 99 of 100 were handled at most, in milliseconds; None: nobody said so in the last minutes.
+
+    Where several instances were told, it is the half of the one that was told most, and the longest 99 of 100.
+    """
+    told = [each for each in shares if each.handled]
+    if not told:
+        return None
+    return max(told, key=lambda each: each.handled).handler_p50_ms or 0, max(each.handler_p99_ms or 0 for each in told)
 
 
 WAITING: Final = ("produce_waiting", "lease_waiting", "complete_waiting", "in_flight")

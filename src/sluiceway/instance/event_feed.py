@@ -14,7 +14,7 @@ import msgspec
 
 from sluiceway.adapters import system
 from sluiceway.cluster.instance_view import Instances
-from sluiceway.contract.queue_stats import COUNTERS, LEVELS, WAITING, LogicalQueueStats, QueueStats
+from sluiceway.contract.queue_stats import COUNTERS, LEVELS, WAITING, LogicalQueueStats, QueueStats, handler_ms
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_AUDIT_TEXT, MAX_EVENTS
 from sluiceway.local.audit_trail import AuditTrail, changes
@@ -179,6 +179,7 @@ def counts_of(stats: LogicalQueueStats | QueueStats) -> Counts:
     shares = stats.logical_queues if isinstance(stats, QueueStats) else [stats]
     counts |= {name: sum(getattr(share, name) for share in shares) for name in WAITING}
     counts["not_served"] = _not_served(stats)
+    counts["handler_p50_ms"], counts["handler_p99_ms"] = handler_ms(shares) or (0, 0)
     counts["circuits_open"] = sum(share.circuit is not None and share.circuit.state != "closed" for share in shares)
     return counts
 

@@ -34,6 +34,7 @@ from sluiceway.contract.queue_settings import Verb
 from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import Parameters, Strategy, Token
+from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.core.queue.partition_executor import not_here
 from sluiceway.core.queue.routing import HERE
 from sluiceway.core.queue.timer_pacing import TimerPace
@@ -593,6 +594,10 @@ class Service:
     def stats(self, queue_name: str) -> LogicalQueueStats:
         """Count this instance's share of the queue."""
         return queries.stats(self._driver(queue_name))
+
+    def handler_times(self, queue_name: str) -> HandlerTimes:
+        """How long the queue's items were handled, as far as their consumers told this instance."""
+        return self._driver(queue_name).handler_times
 
     def tally(self, queue_name: str) -> Tally:
         """Return the present levels of this instance's share of the queue, and its counts since it began."""

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Final
 
 from sluiceway.core.problems.observations import FailedQuery, Lease, QueueFacts, QueueSample, Repeat
+from sluiceway.core.problems.thresholds import MEMORY
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
 from sluiceway.kernel.clock import Millis
 from sluiceway.local.queue_driver import QueueDriver
@@ -36,6 +37,7 @@ def sample_of(driver: QueueDriver, now: Millis) -> tuple[QueueSample, dict[str, 
     executors = driver.executors
     tally = driver.tally()
     ready, leased, scheduled = tally.levels
+    circuit = driver.queue.circuit
     slowest: dict[str, Millis] = {}
     unserved: dict[int, str] = {}
     for executor in executors:
@@ -63,6 +65,8 @@ def sample_of(driver: QueueDriver, now: Millis) -> tuple[QueueSample, dict[str, 
         partitions=len(executors),
         unserved=unserved,
         slowest=max(slowest.values(), default=0),
+        failure=_latest_failure(executors, now - MEMORY),
+        circuit_since=None if circuit is None or circuit.state == "closed" else circuit.since,
         failed_queries=tuple(
             FailedQuery(client_id, query.name, query.error, query.told_at)
             for client_id, query in driver.consumers.queries(now)
@@ -77,6 +81,12 @@ def _slowness(executor: PartitionExecutor, now: Millis) -> Millis:
         return round(executor.slowness(now))
     recent = executor.partition.log.header.now >= now - _RECENT
     return round(executor.commit_time) if recent and executor.takes_work else 0
+
+
+def _latest_failure(executors: list[PartitionExecutor], since: Millis) -> str:
+    """The reason of the latest failed attempt since then that has one."""
+    latest = (executor.partition.log.failures.latest for executor in executors)
+    return max(((each.at, each.reason) for each in latest if each is not None and each.at >= since and each.reason), default=(0, ""))[1]
 
 
 def _held(executors: list[PartitionExecutor]) -> dict[str, dict[Lease, int]]:

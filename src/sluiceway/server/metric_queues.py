@@ -10,6 +10,7 @@ from sluiceway.contract import queue_stats
 from sluiceway.contract.consumer_answers import QueryState
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.partition.partition_states import ShownState
+from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_METRIC_QUEUES
 from sluiceway.model.consumers import Query
@@ -60,13 +61,17 @@ class QueueCounts(NamedTuple):
     """Of the running queries: total items per second, and the longest batch (ms)."""
     circuits_open: int = 0
     """Circuit breakers of this instance that are not closed: 1 at most for a queue."""
+    handled: HandlerTimes | None = None
+    """How long items were handled, as far as consumers told this instance."""
 
     @property
     def size(self) -> int:
         return sum(self.items.values())
 
 
-def count_queue(record: QueueRecord, stats: LogicalQueueStats, consumers: int = 0, queries: Sequence[Query] = ()) -> QueueCounts:
+def count_queue(
+    record: QueueRecord, stats: LogicalQueueStats, consumers: int = 0, queries: Sequence[Query] = (), handled: HandlerTimes | None = None
+) -> QueueCounts:
     """Add up the queue's partitions and queries."""
     running = [query for query in queries if query.state == "running"]
     parts = stats.partitions
@@ -99,6 +104,7 @@ def count_queue(record: QueueRecord, stats: LogicalQueueStats, consumers: int = 
         sum(query.processed_per_s for query in running),
         max((query.batch_duration for query in running), default=0),
         int(stats.circuit is not None and stats.circuit.state != "closed"),
+        handled,
     )
 
 

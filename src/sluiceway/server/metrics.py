@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import platform
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sluiceway import __version__
 from sluiceway.adapters.system import clock_ahead, now, stopwatch
+from sluiceway.core.queue.handler_times import BOUNDS
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import ClusterInfo
@@ -31,6 +33,7 @@ _FRESH: Final = 1.0
 """Seconds for which scrapes get the text of the last one, so that many scrapers cost as much as one."""
 _SLICE: Final = 200
 """Partitions counted in one step: about a millisecond, during which the event loop serves no requests."""
+_HANDLER_BOUNDS: Final = (*(str(bound / 1000) for bound in BOUNDS), "+Inf")
 _LAG_INTERVAL: Final = 0.5
 """Seconds between two measurements of the event loop's lag."""
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -120,7 +123,8 @@ class Metrics:
         for record in self._service.queues():
             rebalances += record.rebalance is not None
             try:
-                found.append(count_queue(record, self._service.stats(record.queue_name), *self._service.consumers.told(record)))
+                stats, handled = self._service.stats(record.queue_name), self._service.handler_times(record.queue_name)
+                found.append(count_queue(record, stats, *self._service.consumers.told(record), handled))
             except SluicewayError:
                 # Deleted while other queues were counted.
                 continue
@@ -204,6 +208,7 @@ class _Queues(Collector):
         yield self._gauge("query_batch_duration_seconds", "Duration of the longest last batch of the running queries.", longest)
         slowest = [each.commit_time / 1000 for each in self.divided]
         yield self._gauge("commit_duration_seconds", "Moving average of the commit duration of the slowest partition.", slowest)
+        yield self._handled()
         for at, (name, documentation) in enumerate(COUNTERS.items()):
             metric = "partition_failures" if name == "failures" else f"items_{name}"
             counter = CounterMetricFamily(f"sluiceway_queue_{metric}", documentation, labels=["queue"])
@@ -228,6 +233,15 @@ class _Queues(Collector):
         for labels in dict.fromkeys(self.problems):
             problem.add_metric(labels, 1)
         yield problem
+
+    def _handled(self) -> Metric:
+        documentation = "How long items were handled, as their consumers told this instance; outcome: done or failed."
+        family = HistogramMetricFamily("sluiceway_queue_handler_duration_seconds", documentation, labels=["queue", "outcome"])
+        for each in self.divided:
+            for outcome, times in () if each.handled is None else (("done", each.handled.done), ("failed", each.handled.failed)):
+                buckets = list(zip(_HANDLER_BOUNDS, accumulate(times.buckets), strict=True))
+                family.add_metric([each.queue_name, outcome], buckets, times.total / 1000)
+        return family
 
     def _gauge(self, name: str, documentation: str, values: Sequence[float]) -> Metric:
         family = GaugeMetricFamily(f"sluiceway_queue_{name}", documentation, labels=["queue"])

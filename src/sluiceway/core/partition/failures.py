@@ -52,6 +52,8 @@ class FailureNotes:
         """By blob and attempt."""
         self._next = 0
         self._nbytes = 0
+        self.latest: Failure | None = None
+        """The latest failure, since this owner has had the partition."""
 
     def numbers(self) -> list[int]:
         """The numbers of all notes, the oldest first."""
@@ -65,6 +67,7 @@ class FailureNotes:
             blob, rows = part.extent.blob.number, rows_of_part(part, chosen)
             self._add(blob, rows, failure._replace(attempt=part.extent.attempts + 1))
             self._forget_rows(blob, rows, part.extent.attempts + 1 - KEPT)
+        self.latest = failure
         while len(self._notes) > MAX_NOTES or self._nbytes > MAX_BYTES:
             self._remove(next(iter(self._notes)))
 

@@ -70,6 +70,10 @@ class QueueSample(NamedTuple):
     unserved: Mapping[int, str] = MappingProxyType({})
     slowest: Millis = 0
     failed_queries: tuple[FailedQuery, ...] = ()
+    failure: str = ""
+    """Reason of the latest failed attempt of the last minute."""
+    circuit_since: Millis | None = None
+    """When the circuit breaker opened; None: it is closed, or there is none."""
 
 
 class BackendSample(NamedTuple):

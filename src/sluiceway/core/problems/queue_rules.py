@@ -27,6 +27,8 @@ def no_consumer(facts: QueueFacts, window: Window, is_open: bool) -> Finding | N
     now = window.now
     if not now.ready or now.leased or now.waiting or "lease" in facts.paused or facts.is_dead_queue or window.waiting_since is None:
         return None
+    if now.circuit_since is not None:
+        return None
     if len(now.unserved) == now.partitions or now.slowest >= t.STUCK_COMMIT:
         # Consumers could not take any if they were there.
         return None
@@ -180,9 +182,30 @@ def failure_rate(facts: QueueFacts, window: Window, is_open: bool) -> Finding | 
         "failure_rate",
         "critical" if critical else "warning",
         f"{failed * 100 // outcomes} % of the items fail, {rate(failed, span)}: retried or dead in the last {seconds(span)}",
-        "something that the handlers depend on fails, or their code is wrong",
+        _latest(window) or "something that the handlers depend on fails, or their code is wrong",
         f"sluiceway queue pause {facts.queue_name} --lease",
         _page(facts, "/items"),
+    )
+
+
+def _latest(window: Window) -> str:
+    """What the latest attempt failed of, if it is known."""
+    return f"the latest: {window.now.failure[:300]}" if window.now.failure else ""
+
+
+def circuit_open(facts: QueueFacts, window: Window, is_open: bool) -> Finding | None:
+    """The circuit breaker has opened, and holds items back."""
+    since = window.now.circuit_since
+    if since is None:
+        return None
+    return Finding(
+        "circuit_open",
+        "critical",
+        f"the circuit breaker has been open for {seconds(window.now.at - since)}: most items fail, and only a few are tried",
+        _latest(window) or "something that the handlers depend on fails",
+        f"sluiceway stats {facts.queue_name}",
+        _page(facts),
+        since,
     )
 
 
@@ -200,7 +223,8 @@ def poison_item(facts: QueueFacts, window: Window, is_open: bool) -> Finding | N
         "poison_item",
         "warning",
         f"{told} again and again, up to {worst.attempts} times so far, while {good:,} others were completed in the last minute",
-        f"the handlers cannot process it: partition {worst.partition}, first offset {worst.offset}",
+        f"the handlers cannot process it: partition {worst.partition}, first offset {worst.offset}"
+        + (f"; {_latest(window)}" if window.now.failure else ""),
         f"sluiceway queue update {facts.queue_name} --max-attempts 5",
         _page(facts, "/items"),
     )
@@ -309,6 +333,7 @@ RULES: Final[Mapping[Kind, Rule]] = {
     "slow_handlers": slow_handlers,
     "consumer_hoarding": consumer_hoarding,
     "failure_rate": failure_rate,
+    "circuit_open": circuit_open,
     "poison_item": poison_item,
     "dead_letters": dead_letters,
     "backlog_age": backlog_age,
