@@ -313,13 +313,25 @@ class Model:
 
     # Away
 
-    def redrive(self, offsets: Iterable[int], target: str, now: Millis) -> int:
-        """How many must be on their way."""
-        chosen = [item for item in self.ready() if item.offset in set(offsets)]
-        for item in chosen:
+    def redrive(self, offsets: Iterable[int], target: str, now: Millis, scheduled: bool) -> list[int]:
+        """Which of them must be on their way. A scheduled item goes by its origin, and gets an offset."""
+        wanted = set(offsets)
+        ready = {item.offset: item for item in self.ready() if item.offset in wanted}
+        due = {item.origin: item for item in self.at("due") if scheduled and item.origin in wanted}
+        for item in [*ready.values(), *due.values()]:
             self.moment(now)
+            item.offset = None if item.place == "due" else item.offset
             item.place, item.reason, item.target = "dying", "", target
-        return len(chosen)
+        return sorted([offset for offset in ready if offset is not None] + list(due))
+
+    def make_ready(self, offsets: Iterable[int], now: Millis) -> list[int]:
+        """Which of them must be ready now. They are at the end of the line, under new offsets."""
+        wanted = set(offsets)
+        due = [item for item in self.at("due") if item.origin in wanted]
+        for item in due:
+            self.moment(now)
+            item.place, item.due_at, item.offset = "ready", None, None
+        return sorted(item.origin for item in due)
 
     def move_out(self, chosen: Iterable[int], limit: int, target: int, scheduled: bool, now: Millis) -> None:
         """These origins were sent to another partition: it must be those that come first, and as many as there may be."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from sluiceway.core.queue.tickets import Ticket
-from sluiceway.model.inspection import Deleted, DeleteItems
+import pyarrow as pa
+
+from sluiceway.core.queue.tickets import TakeOut, Ticket, TransferBegun
+from sluiceway.model.inspection import Deleted, DeleteItems, MadeReady, RunNow
+from sluiceway.model.items import TIME
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Produce
 from tests.core.queue_rig import Rig, array, lease, produce, settle
@@ -34,6 +37,45 @@ def test_items_of_several_partitions_are_deleted_and_the_rest_is_told() -> None:
     told = rig.answers[again]
     assert isinstance(told, Deleted)
     assert (told.deleted, dict(told.ignored)["q.0.2"]) == (0, "gone")
+
+
+def test_scheduled_items_are_made_ready_and_a_waiting_lease_gets_them() -> None:
+    rig = Rig(2)
+    held = rig.take(1, 1)
+    rig.fill(0, 1)
+    due = produce(2)
+    due.partition, due.batch = 0, due.batch.append_column("enqueue_at", pa.array([rig.now + 60_000] * 2, TIME))
+    rig.ask(due)
+    rig.end_all()
+    assert rig.durable(0) == (1, 0, 2)
+    waiting = [rig.ask(lease(1, 30_000)) for _ in range(2)]
+    rig.end_all()
+    assert waiting[1] not in rig.answers
+    ticket = rig.ask(RunNow({0: array([0, 2, 99]), 1: array([0])}, 1_000, ["other.0.1"]))
+    assert ticket not in rig.answers, "told before it is durable"
+    rig.end_all()
+    answer = rig.answers[ticket]
+    assert isinstance(answer, MadeReady)
+    assert answer.ready == 1
+    assert sorted(answer.ignored) == [("other.0.1", "unknown"), ("q.0.0", "leased"), ("q.0.99", "unknown"), ("q.1.0", "leased")]
+    assert held.items == 1
+    assert rig.offsets(waiting[1]) == [3], "under a new offset"
+    assert rig.durable(0) == (0, 2, 1)
+
+
+def test_waiting_items_are_sent_to_another_queue_and_the_rest_is_told() -> None:
+    rig = Rig(1)
+    rig.fill(0, 2)
+    rig.take(0, 1)
+    due = produce(1)
+    due.batch = due.batch.append_column("enqueue_at", pa.array([rig.now + 60_000], TIME))
+    rig.ask(due)
+    rig.end_all()
+    ticket = rig.ask(TakeOut(0, array([0, 1, 3, 9]), "orders", 1_000, scheduled=True))
+    rig.end_all()
+    answer = rig.answers[ticket]
+    assert isinstance(answer, TransferBegun)
+    assert (answer.items, list(answer.ignored)) == (2, [("q.0.0", "leased"), ("q.0.9", "unknown")])
 
 
 def test_a_deletion_ends_with_its_partition() -> None:

@@ -176,7 +176,7 @@ def test_ready_items_that_are_taken_out_are_durably_on_their_way_and_then_gone()
     assert not rig.transfers, "not before it is durable"
     rig.end(1)
     (transfer,) = rig.transfers
-    assert begun(rig, ticket) == (1, transfer.number, 3)
+    assert begun(rig, ticket) == (1, transfer.number, 3, ())
     assert (transfer.partition, transfer.target, transfer.reason) == (1, "orders", "")
     assert [offset for piece in transfer.slices for offset in piece.offsets.tolist()] == [1, 2, 4]
     assert rig.queue.stats().partitions[1].transferring == 3
@@ -195,7 +195,7 @@ def test_items_that_are_not_ready_any_more_are_not_taken_out() -> None:
     rig.take(0, 2)
     commits = rig.commit_count
     ticket = rig.ask(TakeOut(0, array([0, 1]), "orders", 1_000))
-    assert begun(rig, ticket) == (0, 0, 0)
+    assert begun(rig, ticket) == (0, 0, 0, ())
     assert rig.commit_count == commits
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from sluiceway.contract.item_answers import BrowseState
 from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.partition import closed_leases
-from sluiceway.core.partition.item_listing import in_line, scheduled, why_left
+from sluiceway.core.partition.item_listing import after, from_place, in_line, scheduled, waiting_among, why_left
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import explain, lives_of, open_slices
 from sluiceway.core.partition.records import LeaseState
@@ -17,9 +20,10 @@ from sluiceway.core.partition.snapshots import Listed
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
-from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, ProduceKey, Settled
+from sluiceway.model.inspection import BEGIN, Place
+from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, Offsets, ProduceKey, Settled
 from tests.core.core_model import START, Rig, Row, array_of, batch_of
-from tests.core.partition_model import Model, ModelLease
+from tests.core.partition_model import Item, Model, ModelLease
 
 REMEMBERS = 4
 """Closed leases, so that a history of some fifty steps forgets many."""
@@ -163,13 +167,39 @@ class PartitionMachine(RuleBasedStateMachine):
     def clear(self, ready: bool, scheduled: bool) -> None:
         assert self.rig.machine.clear(ready, scheduled, self.now) == self.model.clear(ready, scheduled, self.now)
 
-    @rule(picks=PICKS, wild=st.lists(st.integers(-1, 60), max_size=3), queue=st.sampled_from(["orders", "bills"]))
-    def redrive(self, picks: list[int], wild: list[int], queue: str) -> None:
-        ready = [item.offset for item in self.model.ready() if item.offset is not None]
-        offsets = array_of([*wild, *(ready[pick % len(ready)] for pick in picks if ready)])
-        number, items = self.rig.machine.transfers.redrive(offsets, queue, self.now)
-        assert items == self.model.redrive(offsets.tolist(), queue, self.now)
-        assert (number > 0) == (items > 0)
+    @rule(
+        picks=PICKS,
+        wild=st.lists(st.integers(-1, 60), max_size=3),
+        queue=st.sampled_from(["orders", "bills"]),
+        scheduled=st.booleans(),
+    )
+    def redrive(self, picks: list[int], wild: list[int], queue: str, scheduled: bool) -> None:
+        offsets = self._waiting(picks, wild)
+        number, taken = self.rig.machine.transfers.redrive(offsets, queue, self.now, None, scheduled)
+        assert taken.tolist() == self.model.redrive(offsets.tolist(), queue, self.now, scheduled)
+        assert (number > 0) == (len(taken) > 0)
+
+    @rule(picks=PICKS, wild=st.lists(st.integers(-1, 60), max_size=3))
+    def make_ready(self, picks: list[int], wild: list[int]) -> None:
+        offsets = self._waiting(picks, wild)
+        was_ready = {item.offset for item in self.model.ready()}
+        assert self._listed_among(offsets) == sorted(self._waiting_places().keys() & set(offsets.tolist()))
+        made = self.rig.machine.log.make_ready(offsets, self.now)
+        assert made.tolist() == self.model.make_ready(offsets.tolist(), self.now)
+        for offset in set(offsets.tolist()) - set(made.tolist()):
+            leased = any(item.offset == offset for item in self.model.leased())
+            other = "ready" if offset in was_ready else "gone" if 0 <= offset < self.model.header.next else "unknown"
+            assert why_left(self.rig.machine, offset) == ("leased" if leased else other)
+
+    def _waiting_places(self) -> dict[int | None, Item]:
+        return {item.origin if item.place == "due" else item.offset: item for item in self.model.at("ready", "due")}
+
+    def _waiting(self, picks: list[int], wild: list[int]) -> Offsets:
+        places = [place for place in self._waiting_places() if place is not None]
+        return array_of([*wild, *(places[pick % len(places)] for pick in picks if places)])
+
+    def _listed_among(self, offsets: Offsets) -> list[int]:
+        return sorted(offset for piece in waiting_among(self.rig.machine, offsets) for offset in piece.offsets.tolist())
 
     @rule(limit=st.integers(1, 12), to=st.integers(1, 2), due=st.booleans())
     def move_out(self, limit: int, to: int, due: bool) -> None:
@@ -295,6 +325,32 @@ class PartitionMachine(RuleBasedStateMachine):
         assert [place + listed.standing for listed in scheduled(machine, start, limit) for place in places(listed)] == [
             (item.origin, item.origin, item.attempts, 0, None, item.expires_at or None, item.due_at) for item in due[:limit]
         ]
+
+    @rule(
+        states=st.sets(st.sampled_from(["ready", "leased", "scheduled"]), min_size=1),
+        cuts=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    )
+    def somebody_searches(self, states: set[BrowseState], cuts: list[int]) -> None:
+        """In pages, each from where the one before it ended: every item comes once."""
+        found: list[int] = []
+        place: Place | None = BEGIN
+        pages = cycle(cuts)
+        while place is not None:
+            left = next(pages)
+            for each in from_place(self.rig.machine, states, place):
+                piece = each.listed.piece
+                found += (piece.rows[:left] + piece.blob).tolist()
+                if len(piece.rows) > left:
+                    place = after(each, left)
+                    break
+                left -= len(piece.rows)
+                if not left:
+                    place = after(each, len(piece.rows))
+                    break
+            else:
+                place = None
+        wanted = {each for state, each in (("ready", "ready"), ("leased", "leased"), ("scheduled", "due")) if state in states}
+        assert sorted(found) == sorted(item.origin for item in self.model.at("ready", "leased", "due") if item.place in wanted)
 
     @invariant()
     def the_model_agrees(self) -> None:

@@ -150,8 +150,8 @@ def test_the_line_goes_on_after_a_clear() -> None:
 
 def test_items_are_taken_out_of_the_middle_of_the_line_and_the_rest_is_leased_in_order() -> None:
     rig = filled("abcdef", "ghi")
-    number, items = rig.machine.transfers.redrive(array_of([1, 2, 5, 6, 8, 50]), "orders", START)
-    assert items == 5
+    number, taken = rig.machine.transfers.redrive(array_of([1, 2, 5, 6, 8, 50]), "orders", START)
+    assert taken.tolist() == [1, 2, 5, 6, 8]
     rig.reload()
     transfer = rig.machine.transfers.by_number[number]
     assert (transfer.target, transfer.transfer, transfer.open) == ("orders", "", 5)

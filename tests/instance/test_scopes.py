@@ -54,6 +54,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/storage/scheduled.list": {},
     "/v1/storage/items.import": {"items": [{"payload": "eA=="}]},
     "/v1/storage/items.delete": {"ids": [ITEM]},
+    "/v1/storage/items.run_now": {"ids": [ITEM]},
+    "/v1/storage/items.move": {"ids": [ITEM], "target": OWN},
+    "/v1/queue.search": {},
     "/v1/consumers.list": {},
     "/v1/problems.list": {},
     "/v1/consumers.report": {"client_id": "c", "query": {"id": "q", "state": "running"}},
@@ -64,6 +67,7 @@ FIELDS = {
     ("/v1/queues.update", "dead_queue"): {"queue_name": OWN},
     ("/v1/queue.redrive", "target"): {"queue_name": OWN},
     ("/v1/queue.redrive", "source"): {"queue_name": OWN},
+    ("/v1/storage/items.move", "target"): {"queue_name": OWN, "ids": [ITEM]},
 }
 """Where else a queue is named: the call and its field, and the rest of it."""
 NO_QUEUE = {"/v1/queues.list", "/v1/instances.list", "/v1/rounds.list", "/v1/rebalances.list", "/v1/tasks.list", "/v1/tasks.get"}
@@ -240,6 +244,9 @@ def test_ids_of_another_queue_are_as_unknown_as_those_that_never_were(server: Gu
         ("/v1/queue.explain", {"id": made}, {"id": ITEM}),
         ("/v1/queue.peek", {"lease_id": lease}, {"lease_id": "aaaaaaaa.0.L1"}),
         ("/v1/storage/items.delete", {"ids": [made]}, {"ids": [ITEM]}),
+        ("/v1/storage/items.run_now", {"ids": [made]}, {"ids": [ITEM]}),
+        ("/v1/storage/items.move", {"ids": [made], "target": "orders-dead"}, {"ids": [ITEM], "target": "orders-dead"}),
+        ("/v1/queue.search", {"id": made}, {"id": ITEM}),
     ]
     for path, theirs, nobodys in asked:
         answers = []
@@ -265,6 +272,13 @@ def test_a_redrive_to_wherever_items_came_from_needs_the_right_to_all_queues(ser
         answer = client.post("/v1/queue.redrive", json={"queue_name": "orders-dead", "dry_run": dry_run})
         assert (answer.status_code, answer.json()["field"]) == (400, "target")
     assert server.client("manage:*").post("/v1/queue.redrive", json={"queue_name": "orders-dead"}).status_code == 200
+
+
+def test_a_move_to_wherever_items_came_from_needs_the_right_to_all_queues(server: Guarded, client: httpx.Client) -> None:
+    move = {"queue_name": "orders-dead", "ids": [ITEM]}
+    answer = client.post("/v1/storage/items.move", json=move)
+    assert (answer.status_code, answer.json()["field"]) == (400, "target")
+    assert server.client("manage:*").post("/v1/storage/items.move", json=move).status_code == 200
 
 
 def test_who_asks_for_health_is_told_no_names(server: Guarded, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

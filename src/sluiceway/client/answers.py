@@ -21,12 +21,15 @@ from sluiceway.contract.item_answers import (
     Leased,
     LeasedItem,
     Left,
+    MadeReady,
+    MovedItems,
     PartitionExplanation,
     Peeked,
     Produced,
     Redriven,
     Released,
     Retried,
+    Searched,
     Staged,
 )
 from sluiceway.contract.key_answers import CreatedKey, KeyInfo, KeyPage, OwnKey
@@ -62,6 +65,8 @@ __all__ = [
     "LeasedItem",
     "Left",
     "LogicalQueueStats",
+    "MadeReady",
+    "MovedItems",
     "MovedPartition",
     "OwnKey",
     "Partition",
@@ -78,6 +83,7 @@ __all__ = [
     "Retried",
     "Round",
     "RoundList",
+    "Searched",
     "Staged",
 ]
 

@@ -213,6 +213,18 @@ def delete_items(queue_name: str, ids: Iterable[str], request_timeout: Duration 
     return call("/v1/storage/items.delete", answers.Deleted, fields, request_timeout=request_timeout)
 
 
+def run_now(queue_name: str, ids: Iterable[str], request_timeout: Duration | None) -> Call[answers.MadeReady]:
+    # Repeatable: an item that was made ready has another id.
+    fields = {"queue_name": queue_name, "ids": listed(ids, "ids")}
+    return call("/v1/storage/items.run_now", answers.MadeReady, fields, request_timeout=request_timeout)
+
+
+def move_items(queue_name: str, ids: Iterable[str], target: str | None, request_timeout: Duration | None) -> Call[answers.MovedItems]:
+    # Repeatable: items that were moved are ignored.
+    fields = given(queue_name=queue_name, ids=listed(ids, "ids"), target=target)
+    return call("/v1/storage/items.move", answers.MovedItems, fields, request_timeout=request_timeout)
+
+
 def _wire_retry(item: Retry | str) -> dict[str, object]:
     if isinstance(item, str):
         return {"id": item}
@@ -272,6 +284,20 @@ def browse(
     fields = given(queue_name=queue_name, partition=partition, states=wanted, cursor=cursor, limit=limit)
     about = About(queue_name, numbers=[partition])
     return call("/v1/queue.browse", answers.Browsed, fields | ({} if payload else {"payload": False}), about=about)
+
+
+def search(
+    queue_name: str,
+    item_filter: Mapping[str, object],
+    states: Iterable[State] | None,
+    following: str | None,
+    limit: int | None,
+    payload: bool,
+    request_timeout: Duration | None,
+) -> Call[answers.Searched]:
+    wanted = None if states is None else listed(states, "states")
+    fields = given(queue_name=queue_name, **item_filter, states=wanted, next=following, limit=limit)
+    return call("/v1/queue.search", answers.Searched, fields | ({} if payload else {"payload": False}), request_timeout=request_timeout)
 
 
 def explain(queue_name: str, item_id: str) -> Call[answers.Explanation]:

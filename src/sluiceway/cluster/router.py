@@ -22,7 +22,22 @@ from sluiceway.core.queue.routing import HERE, Part, Peer, by_owner, names_of, n
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.local.queue_driver import QueueDriver
-from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.inspection import (
+    BEGIN,
+    Browse,
+    BrowsedPage,
+    Deleted,
+    DeleteItems,
+    ItemsPage,
+    ListItems,
+    MadeReady,
+    MovedAway,
+    MoveItems,
+    RunNow,
+    Search,
+    SearchedPage,
+    SearchedQueue,
+)
 from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, LeaseAnywhere, Load, Reload, RemainingItems, ShareRequest
 from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import (
@@ -58,7 +73,7 @@ COUNT_TIMEOUT: Millis = 1_000
 """Timeout of counts. Owners that have not answered by then are reported as unavailable: a page of counts is for people."""
 
 T = TypeVar("T")
-Summed = TypeVar("Summed", Settled, Extended, Cleared, Deleted)
+Summed = TypeVar("Summed", Settled, Extended, Cleared, Deleted, MadeReady, MovedAway)
 Loads = Mapping[Peer, Load]
 Own = Callable[[QueueDriver, ShareRequest, bool], Awaitable[Any]]
 """Answer of this instance's share of a queue, with the items' payload or without."""
@@ -275,6 +290,12 @@ class Router:
     async def delete_items(self, record: QueueRecord, request: DeleteItems) -> Deleted:
         return await self._in_parts(record, request, Deleted(ignored=[(name, "unknown") for name in request.foreign]))
 
+    async def run_now(self, record: QueueRecord, request: RunNow) -> MadeReady:
+        return await self._in_parts(record, request, MadeReady(ignored=[(name, "unknown") for name in request.foreign]))
+
+    async def move_items(self, record: QueueRecord, request: MoveItems) -> MovedAway:
+        return await self._in_parts(record, request, MovedAway(ignored=[(name, "unknown") for name in request.foreign]))
+
     async def clear(self, record: QueueRecord, request: Clear) -> Cleared:
         numbers = tuple(sorted(self.share(record).numbers))
         return await self._in_parts(record, replace(request, partitions=numbers), Cleared())
@@ -286,7 +307,7 @@ class Router:
         """
         deadline = system.now() + request.request_timeout
         left = numbers_of(request)
-        if self._ownership.is_alone and self.share(record).numbers.issuperset(left):
+        if self._ownership.is_alone and not isinstance(request, MoveItems) and self.share(record).numbers.issuperset(left):
             try:
                 whole: Summed = await self.share(record).ask(request)
                 return whole
@@ -328,7 +349,7 @@ class Router:
         removed = [number for number in missing if number < share.record.given]
         never = [number for number in missing if number >= share.record.given]
         settled, unknown = (names_of(request, each, record.incarnation) for each in (removed, never))
-        if isinstance(total, Deleted):
+        if isinstance(total, Deleted | MadeReady | MovedAway):
             total.ignored += [(name, "gone") for name in settled] + [(name, "unknown") for name in unknown]
         elif not isinstance(total, Cleared):
             total.ignored += [(name, "settled") for name in settled] + [(name, "unknown") for name in unknown]
@@ -410,6 +431,40 @@ class Router:
         asked = (self.ask(record, peer, request, within=within) for peer in peers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [plain(each) if isinstance(each, BaseException) else each for each in answers]
+
+    async def search(self, record: QueueRecord, request: Search) -> SearchedQueue:
+        """Search the partitions in turn, from the place `start` of `partition` on, within the bounds of one request."""
+        deadline = system.now() + request.request_timeout
+        total, items = SearchedQueue(), 0
+        numbers = sorted(number for number in self.share(record).numbers if number >= request.partition)
+        for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+            start = request.start if number == request.partition else BEGIN
+            left = replace(request, partition=number, start=start, limit=request.limit - items, rows=request.rows - total.looked_at)
+            page = await self._search_one(record, timed(left, deadline))
+            if page is None:
+                total.skipped.append(number)
+                page = SearchedPage()
+            total.rows += page.rows
+            total.looked_at += page.looked_at
+            items += sum(batch.num_rows for batch, _ in page.rows)
+            total.next = (number, page.next) if page.next is not None else None if following is None else (following, BEGIN)
+            if page.next is not None or items >= request.limit or total.looked_at >= request.rows or system.now() >= deadline:
+                break
+        return total
+
+    async def _search_one(self, record: QueueRecord, request: Search) -> SearchedPage | None:
+        """Search one partition; None: it is not available. One that is broken must not hide what the others have."""
+        try:
+            page: SearchedPage = await self.ask(record, self.owner(record, request.partition), request)
+            return page
+        except (PeerRefusedError, PeerUnknownError):
+            return None
+        except SluicewayError as error:
+            if error.code == "not_here":
+                self.look()
+            if error.code not in ("not_here", "unavailable", "partition_damaged", "outcome_unknown"):
+                raise
+            return None
 
     # ---- one partition ----------------------------------------------------------------------------------------
 

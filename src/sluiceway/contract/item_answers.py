@@ -12,9 +12,9 @@ from sluiceway.contract.fields import Answer, Duration, ItemIdText, LeaseIdText,
 IgnoredReason = Literal["completed", "expired", "retried", "released", "dead", "settled", "not_leased", "not_yours", "unknown"]
 """Why an id is ignored. The item was completed · its lease ran out, and it is offered again under another id · it was retried, released,
 or is dead · it is one of these, longer ago than is remembered · waits, and is in no lease · is leased by another client · never was."""
-LeftReason = Literal["leased", "gone", "unknown"]
-"""Why an item was not deleted: a client has it · it was settled, put back under another id, dropped, or is on its way to another queue ·
-no partition has given such an id."""
+LeftReason = Literal["leased", "ready", "no_source", "gone", "unknown"]
+"""Why a call on waiting items left this one alone: a client has it · it is ready already · it did not die in a queue to which it could go
+back · it was settled, put back under another id, dropped, or is on its way to another queue · no partition has given such an id."""
 Whereabouts = Literal["ready", "scheduled", "leased", "dying", "gone", "unknown", "unavailable"]
 """Where an item is. `gone`: see the explanation's reason. `unavailable`: its partition is not open."""
 BrowseState = Literal["ready", "leased", "scheduled"]
@@ -110,7 +110,7 @@ class Ignored(Answer, frozen=True, kw_only=True):
 
 
 class Left(Ignored, frozen=True, kw_only=True):
-    """An id that was not deleted, and why."""
+    """An id on which the call did not act, and why."""
 
     id: Annotated[str, about("The item that was named.")]
     reason: Annotated[str, one_of(LeftReason), about("Why, in a word: docs/api.md has the list.")]
@@ -164,6 +164,22 @@ class Deleted(Answer, frozen=True, kw_only=True):
     ignored: Annotated[list[Left], about("What was not dropped, and why.")] = []
 
 
+class MadeReady(Answer, frozen=True, kw_only=True):
+    """How many scheduled items are ready now."""
+
+    ready: Annotated[int, about("Scheduled items that were made ready. Each has a new id and its old origin.")]
+    ignored: Annotated[list[Left], about("What was not made ready, and why.")] = []
+
+
+class MovedItems(Answer, frozen=True, kw_only=True):
+    """How many items left the queue, and how many of them have arrived."""
+
+    matched: Annotated[int, about("Items that left the queue.")]
+    moved: Annotated[int, about("Those of them that have arrived; the others are on their way.")] = 0
+    targets: Annotated[dict[str, int], about("How many have arrived, by queue.")] = {}
+    ignored: Annotated[list[Left], about("What was not moved, and why.")] = []
+
+
 class Cleared(Answer, frozen=True, kw_only=True):
     """How many items were dropped."""
 
@@ -183,9 +199,9 @@ class Redriven(Answer, frozen=True, kw_only=True):
 
 
 class BrowsedItem(Answer, frozen=True):
-    """An item as it stood when the snapshot was taken. A scheduled item has the id under which it was produced."""
+    """An item as it stood when it was read. A scheduled item has the id under which it was produced."""
 
-    state: Annotated[str, one_of(BrowseState), about("Where the item was when the snapshot was taken.")]
+    state: Annotated[str, one_of(BrowseState), about("Where the item was when it was read.")]
     id: ItemIdText
     origin: ItemIdText
     partition: int
@@ -231,6 +247,22 @@ class FailedAttempt(Answer, frozen=True, kw_only=True, omit_defaults=True):
     took: Annotated[Duration | None, about("How long the item was handled.")] = None
     reason: Annotated[str, about("Why: an exception's type and message, or what the client said.")] = ""
     trace: Annotated[str, about("The last lines of the exception's trace.")] = ""
+
+
+class Searched(Answer, frozen=True, kw_only=True):
+    """What one call of a search found. Iterating gives the items."""
+
+    queue_name: QueueName
+    items: Annotated[list[BrowsedItem], about("The items that match, by partition.")] = []
+    looked_at: Annotated[int, about("Items that this call compared with the search.")] = 0
+    skipped: Annotated[list[int], about("Partitions that this call could not look into, because they are not available.")] = []
+    next: Annotated[str | None, about("Pass it to the next call to search on; null: the whole queue was searched.")] = None
+
+    def __iter__(self) -> Iterator[BrowsedItem]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
 
 
 class Explanation(Answer, frozen=True, kw_only=True, omit_defaults=True):

@@ -59,7 +59,21 @@ from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
 from sluiceway.model.configuration import Configuration
 from sluiceway.model.health import Check
-from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.inspection import (
+    Browse,
+    BrowsedPage,
+    ByItems,
+    Deleted,
+    DeleteItems,
+    ItemsPage,
+    ListItems,
+    MadeReady,
+    MovedAway,
+    MoveItems,
+    RunNow,
+    Search,
+    SearchedQueue,
+)
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, ListConsumers, ListProblems, PeerRequest, ShareRequest
 from sluiceway.model.queue import QueueRecord
@@ -566,9 +580,22 @@ class Service:
 
     async def delete_items(self, queue_name: str, request: DeleteItems, by: Actor = SYSTEM) -> Deleted:
         """Drop waiting items by id. Raises as `clear`."""
-        asked = Asked(sum(map(len, request.offsets.values())) + len(request.foreign))
         work = self._router.delete_items(self.queue(queue_name), request)
-        return await self.audit.recorded("storage/items.delete", by, queue_name, asked, work)
+        return await self.audit.recorded("storage/items.delete", by, queue_name, _asked(request), work)
+
+    async def run_now(self, queue_name: str, request: RunNow, by: Actor = SYSTEM) -> MadeReady:
+        """Make scheduled items ready by id. Raises as `clear`."""
+        work = self._router.run_now(self.queue(queue_name), request)
+        return await self.audit.recorded("storage/items.run_now", by, queue_name, _asked(request), work)
+
+    async def move_items(self, queue_name: str, request: MoveItems, by: Actor = SYSTEM) -> MovedAway:
+        """Send waiting items by id to another queue. Raises as `clear`, and `queue_not_found` for a target that does not exist."""
+        work = self._router.move_items(self.queue(queue_name), request)
+        return await self.audit.recorded("storage/items.move", by, queue_name, _asked(request, request.target), work)
+
+    async def search(self, queue_name: str, request: Search) -> SearchedQueue:
+        """Find items in the queue's partitions, from a place on. Partitions that are not open are skipped."""
+        return await self._router.search(self.queue(queue_name), request)
 
     async def reload(self, queue_name: str, timeout: Millis, by: Actor = SYSTEM) -> None:
         """Reopen every partition from its store, within `timeout` ms. Raises `unavailable`, `partition_damaged`."""
@@ -619,6 +646,10 @@ class Service:
             partitions,
             self.clock.check(),
         ]
+
+
+def _asked(request: ByItems, target: str | None = None) -> Asked:
+    return Asked(sum(map(len, request.offsets.values())) + len(request.foreign), target)
 
 
 def _opens(*, shared: bool) -> OpenStore:

@@ -61,6 +61,9 @@ SNAPSHOT_READ = 30_000
 MAX_SNAPSHOT_AGE = 3_600_000
 """Maximum lifetime of a snapshot in milliseconds: it pins disk space that cannot be reclaimed."""
 
+MAX_SEARCHED = 100_000
+"""Items compared by one call of a search: tens of milliseconds of processor time, unless payloads are large. More take several."""
+
 BLOB_BYTES = 1 << 20
 """Small produces of one scheduling cycle share a blob up to this size; a larger request gets its own."""
 

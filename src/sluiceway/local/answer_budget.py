@@ -10,9 +10,10 @@ from sluiceway.model.leased_items import Slice
 
 @dataclass(slots=True)
 class Asked:
-    """Audit-trail detail of a call that names items: their number."""
+    """Audit-trail detail of a call that names items: their number, and the queue that they go to."""
 
     items: int
+    target: str | None = None
 
 
 def fitting(partition: Partition, pieces: list[Slice], room: float) -> tuple[list[Slice], float]:

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.contract.item_answers import FAILURES_HEADER
+from sluiceway.model.item_filter import REASON_HEADER
 from sluiceway.model.items import HEADERS, PRODUCED, fit
 from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Offsets
 
 QUEUE_HEADER = "sluiceway-queue"
-REASON_HEADER = "sluiceway-reason"
 _OURS = "sluiceway-"
 
 

@@ -12,10 +12,12 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.local import queries
 from sluiceway.local.drain_copy import hand_over_keys, move_out
+from sluiceway.local.item_moves import move_items
+from sluiceway.local.item_search import search
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.local.redrive import redrive
 from sluiceway.local.snapshot_reader import browse
-from sluiceway.model.inspection import Browse, DeleteItems, ListItems
+from sluiceway.model.inspection import Browse, DeleteItems, ListItems, MoveItems, RunNow, Search
 from sluiceway.model.peers import (
     Close,
     Count,
@@ -41,7 +43,7 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, inc
 
     Raises `not_here`, before doing anything, if it names a partition that is not served here.
     """
-    if isinstance(request, Settle | Extend | DeleteItems | Clear):
+    if isinstance(request, Settle | Extend | DeleteItems | RunNow | Clear):
         numbers = numbers_of(request)
         _check_here(driver, numbers)
         try:
@@ -66,6 +68,11 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, inc
         return await move_out(driver, replace(request, limit=min(request.limit, MAX_ITEMS_ARROW)))
     if isinstance(request, Redrive):
         return await redrive(driver, request, incarnation_of)
+    if isinstance(request, MoveItems):
+        _check_here(driver, numbers_of(request))
+        return await move_items(driver, request, incarnation_of)
+    if isinstance(request, Search):
+        return await search(driver, request)
     if isinstance(request, Reload):
         return await driver.reload(request.request_timeout)
     if isinstance(request, ListItems):

@@ -637,9 +637,9 @@ class QueueDriver:
             raise not_here(partition)
         return await self._delivery.rows(partition, lease, slices)
 
-    async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch | SparseBatch]:
-        """The blobs of the slices, by number, without those that are gone."""
-        return await self._delivery.blobs(partition, slices)
+    async def blobs(self, partition: int, slices: Sequence[Slice], keep: bool = True) -> dict[int, pa.RecordBatch | SparseBatch]:
+        """The blobs of the slices, by number, without those that are gone. Without `keep`, what is read is not cached."""
+        return await self._delivery.blobs(partition, slices, keep)
 
     def _stop_partition(self, partition: int, error: Exception) -> None:
         log.error("queue %s, partition %d is stopped: %s", self.record.queue_name, partition, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,21 +14,26 @@ from sluiceway.core.queue.tickets import TakeOut
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
-from sluiceway.local.dead_letters import QUEUE_HEADER, REASON_HEADER
+from sluiceway.local.dead_letters import QUEUE_HEADER
 from sluiceway.local.queries import ready_rows
+from sluiceway.model.item_filter import REASON_HEADER
 from sluiceway.model.requests import Redrive, Redriven
 
 if TYPE_CHECKING:
     from sluiceway.local.queue_driver import QueueDriver
 
 
-class _Place(NamedTuple):
+class Route(NamedTuple):
+    """The partition that items leave, as of that opening, and the queue that they go to."""
+
     partition: int
     target: str
     opening: int
 
 
-class _Arrival(NamedTuple):
+class Arrival(NamedTuple):
+    """Items on their way to a queue, and whether they have arrived."""
+
     target: str
     items: int
     future: asyncio.Future[bool]
@@ -47,55 +52,50 @@ async def redrive(driver: QueueDriver, request: Redrive, incarnation_of: Callabl
     for place, offsets in chosen.items():
         result.matched += len(offsets)
         result.targets[place.target] = result.targets.get(place.target, 0) + len(offsets)
-    targets = {target: incarnation_of(target) for target in result.targets}
-    missing = sorted(target for target, incarnation in targets.items() if incarnation is None)
-    if missing:
-        raise SluicewayError("queue_not_found", f"there is no queue {missing[0]!r} to send items to; name another target", "target")
+    targets = incarnations(result.targets, incarnation_of)
     if not request.dry_run:
-        result.targets.clear()
-        await _count(result, await _begin(driver, chosen, targets, deadline), deadline)
+        result.targets = await arrived(await _begin(driver, chosen, targets, deadline), deadline)
+        result.redriven = sum(result.targets.values())
     return result
 
 
 async def _begin(
-    driver: QueueDriver, chosen: dict[_Place, list[int]], incarnations: Mapping[str, str | None], deadline: Millis
-) -> list[_Arrival]:
+    driver: QueueDriver, chosen: dict[Route, list[int]], incarnations: Mapping[str, str | None], deadline: Millis
+) -> list[Arrival]:
     """Begin the transfers, each to the given incarnation of its target.
 
     Raises an error only if none has begun; otherwise the answer reports those that have.
     """
-    arrivals: list[_Arrival] = []
+    arrivals: list[Arrival] = []
     for place, offsets in chosen.items():
         try:
             incarnation = incarnations[place.target]
-            request = TakeOut(place.partition, np.array(sorted(offsets)), place.target, _left(deadline), place.opening, incarnation)
+            request = TakeOut(place.partition, np.array(sorted(offsets)), place.target, left(deadline), place.opening, incarnation)
             begun = await driver.send_away(request)
         except SluicewayError:
             if not arrivals:
                 raise
             break
-        arrivals.append(_Arrival(place.target, *begun))
+        arrivals.append(Arrival(place.target, *begun))
     return arrivals
 
 
-async def _choose(driver: QueueDriver, request: Redrive, deadline: Millis) -> dict[_Place, list[int]]:
+async def _choose(driver: QueueDriver, request: Redrive, deadline: Millis) -> dict[Route, list[int]]:
     """Choose the items, up to the limit, to a lease's maximum bytes, or until the deadline: many ready items may not match."""
-    chosen: dict[_Place, list[int]] = {}
-    left, room = request.limit, MAX_LEASE_BYTES
+    chosen: dict[Route, list[int]] = {}
+    wanted, room = request.limit, MAX_LEASE_BYTES
     own = f"{driver.record.incarnation}."
     async for opening, batch in ready_rows(driver):
         each = batch.nbytes / batch.num_rows
-        for partition, offset, headers, origin in zip(*_columns(batch), strict=True):
-            about = dict(headers or ())
-            # Headers of items produced here are untrusted: a producer must not choose where an operator's redrive sends them.
-            source = about.get(QUEUE_HEADER) if origin is not None and not origin.startswith(own) else None
+        for partition, offset, headers, origin in zip(*columns(batch), strict=True):
+            source = source_of(own, headers, origin)
             target = request.target or source
-            fits = request.reason is None or request.reason in about.get(REASON_HEADER, "")
+            fits = request.reason is None or request.reason in dict(headers or ()).get(REASON_HEADER, "")
             if target is None or not fits or request.source not in (None, source):
                 continue
-            chosen.setdefault(_Place(partition, target, opening), []).append(offset)
-            left, room = left - 1, room - each
-            if not left or room < 0:
+            chosen.setdefault(Route(partition, target, opening), []).append(offset)
+            wanted, room = wanted - 1, room - each
+            if not wanted or room < 0:
                 return chosen
         if system.now() >= deadline:
             break
@@ -103,21 +103,41 @@ async def _choose(driver: QueueDriver, request: Redrive, deadline: Millis) -> di
     return chosen
 
 
-def _columns(batch: pa.RecordBatch) -> list[list[Any]]:
+def columns(batch: pa.RecordBatch) -> list[list[Any]]:
+    """Partition, offset, headers and origin of the rows."""
     absent = [None] * batch.num_rows
     names = ("partition", "offset", "headers", "origin")
     return [batch.column(name).to_pylist() if name in batch.schema.names else absent for name in names]
 
 
-async def _count(result: Redriven, arrivals: list[_Arrival], deadline: Millis) -> None:
-    """Count the items that have arrived by the deadline."""
+def incarnations(targets: Iterable[str], incarnation_of: Callable[[str], str | None]) -> dict[str, str]:
+    """The incarnation of each target. Raises `queue_not_found` for one that does not exist."""
+    found = {target: incarnation_of(target) for target in targets}
+    missing = sorted(target for target, incarnation in found.items() if incarnation is None)
+    if missing:
+        raise SluicewayError("queue_not_found", f"there is no queue {missing[0]!r} to send items to; name another target", "target")
+    return {target: incarnation for target, incarnation in found.items() if incarnation is not None}
+
+
+async def arrived(arrivals: list[Arrival], deadline: Millis) -> dict[str, int]:
+    """Wait until all have arrived, or until the deadline. Returns the items that have, by target."""
     if arrivals:
-        await asyncio.wait([arrival.future for arrival in arrivals], timeout=_left(deadline) / 1000)
+        await asyncio.wait([arrival.future for arrival in arrivals], timeout=left(deadline) / 1000)
+    targets: dict[str, int] = {}
     for target, items, future in arrivals:
         if future.done() and not future.cancelled() and future.result():
-            result.redriven += items
-            result.targets[target] = result.targets.get(target, 0) + items
+            targets[target] = targets.get(target, 0) + items
+    return targets
 
 
-def _left(deadline: Millis) -> Millis:
+def source_of(own: str, headers: Any, origin: str | None) -> str | None:
+    """The queue in which an item died; None: in none. `own`: start of the ids of the queue that it is in.
+
+    Headers of items produced here are untrusted: a producer must not choose where an operator sends them.
+    """
+    return dict(headers or ()).get(QUEUE_HEADER) if origin is not None and not origin.startswith(own) else None
+
+
+def left(deadline: Millis) -> Millis:
+    """Milliseconds left until the deadline, at least 1."""
     return max(1, deadline - system.now())

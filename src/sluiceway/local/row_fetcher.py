@@ -86,12 +86,12 @@ class RowFetcher:
             if piece.blob in blobs and (found := present(piece, blobs[piece.blob])) is not None
         ]
 
-    async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch | SparseBatch]:
+    async def blobs(self, partition: int, slices: Sequence[Slice], keep: bool = True) -> dict[int, pa.RecordBatch | SparseBatch]:
         """The blobs of the slices, by number, without those that are gone; some may lack rows (`leased_items.present`).
 
-        Raises `unavailable`, `partition_damaged`.
+        Without `keep`, those that are read do not displace the cached ones. Raises `unavailable`, `partition_damaged`.
         """
-        return {number: in_columns(blob) for number, blob in (await self._blobs(partition, slices)).items()}
+        return {number: in_columns(blob) for number, blob in (await self._blobs(partition, slices, keep)).items()}
 
     def at_once(self, grants: Sequence[Grant]) -> Leased | None:
         """The answer to a lease whose rows are all in memory; None: `deliver` has to read."""
@@ -106,7 +106,7 @@ class RowFetcher:
                     rows.append(Served(info.partition, info.number, found, blob))
         return Leased([grant.info for grant in grants], rows)
 
-    async def _blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, StoredRows]:
+    async def _blobs(self, partition: int, slices: Sequence[Slice], keep: bool = True) -> dict[int, StoredRows]:
         """The blobs of the slices, by number, without those that are gone. Raises `unavailable`, `partition_damaged`."""
         handle = self._handle_of(partition)
         held = handle[:2]
@@ -124,7 +124,8 @@ class RowFetcher:
             for number, columns in missing.items():
                 if number in read:
                     blobs[number] = decode_stored(read[number], columns)
-                    self._cache.put((held, number), blobs[number])
+                    if keep:
+                        self._cache.put((held, number), blobs[number])
         return blobs
 
     async def deliver(self, future: asyncio.Future[Any], grants: Sequence[Grant], keyed: bool) -> None:

@@ -52,7 +52,7 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
     rows = []
     for piece, listed in zip(pieces, found, strict=False):
         batch = served(executor.number, listed.lease, piece, blobs[piece.blob])
-        rows.append((batch if request.payload else _without_payloads(batch), listed.standing))
+        rows.append((batch if request.payload else without_payloads(batch), listed.standing))
     return BrowsedPage(rows, name if more else None, position if more else 0)
 
 
@@ -88,6 +88,7 @@ def _gone(partition: int) -> SluicewayError:
     return SluicewayError("snapshot_gone", f"the snapshot of partition {partition} is gone: {why}; start again without a cursor", "cursor")
 
 
-def _without_payloads(batch: pa.RecordBatch) -> pa.RecordBatch:
+def without_payloads(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with empty payloads."""
     empty = pa.repeat(pa.scalar(b"", PAYLOAD.type), batch.num_rows)
     return batch.set_column(batch.schema.get_field_index(PAYLOAD.name), PAYLOAD, empty)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sluiceway.contract.item_answers import BrowseState, LeftReason
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.item_filter import ItemFilter
 from sluiceway.model.requests import Offsets
 
 
@@ -66,9 +67,60 @@ class BrowsedPage:
     position: int = 0
 
 
+class Place(NamedTuple):
+    """A place in the reading order of a partition: the line, by offset, then the scheduled entries, by number and row."""
+
+    scheduled: bool = False
+    at: int = 0
+    row: int = 0
+
+
+BEGIN = Place()
+
+
 @dataclass(slots=True)
-class DeleteItems:
-    """Drop waiting items, ready or scheduled, by sorted unique offsets of each partition. Leased items stay.
+class Search:
+    """Find up to `limit` items of a partition, in these states and matching `wanted`, from the place `start` on.
+
+    Compares up to `rows` items, and stops after `request_timeout` ms. The items are read as they stand: one that changes its place
+    meanwhile may be missed, or found twice.
+    """
+
+    partition: int
+    states: tuple[BrowseState, ...]
+    wanted: ItemFilter
+    limit: int
+    rows: int
+    request_timeout: Millis
+    start: Place = BEGIN
+    payload: bool = True
+
+
+@dataclass(slots=True)
+class SearchedPage:
+    """Rows as of a BrowsedPage, and the number of items compared. `next`: the place at which to search on; None: the end was reached."""
+
+    rows: list[tuple[pa.RecordBatch, Standing]] = field(default_factory=list)
+    looked_at: int = 0
+    next: Place | None = None
+
+
+@dataclass(slots=True)
+class SearchedQueue:
+    """Rows found in all partitions, and the number of items compared. `skipped`: partitions that are not available.
+
+    `next`: the partition, and the place in it, at which to search on; None: the end was reached.
+    """
+
+    rows: list[tuple[pa.RecordBatch, Standing]] = field(default_factory=list)
+    looked_at: int = 0
+    skipped: list[int] = field(default_factory=list)
+    next: tuple[int, Place] | None = None
+
+
+@dataclass(slots=True)
+class ByItems:
+    """A call on items by sorted unique offsets of each partition. A scheduled item has the offset at which it was produced.
 
     `foreign`: ids of other incarnations or of partitions that do not exist.
     """
@@ -76,6 +128,26 @@ class DeleteItems:
     offsets: Mapping[int, Offsets]
     request_timeout: Millis
     foreign: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class DeleteItems(ByItems):
+    """Drop waiting items, ready or scheduled. Leased items stay."""
+
+
+@dataclass(slots=True)
+class RunNow(ByItems):
+    """Make scheduled items ready, although they are not due. Answered by MadeReady."""
+
+
+@dataclass(slots=True)
+class MoveItems(ByItems):
+    """Send waiting items, ready or scheduled, to the queue `target`; None: dead items, each to the queue that it came from.
+
+    Waits until they have arrived or `request_timeout` is over; what has begun continues after that. Answered by MovedAway.
+    """
+
+    target: str | None = None
 
 
 @dataclass(slots=True)
@@ -88,4 +160,35 @@ class Deleted:
     def add(self, other: Deleted) -> None:
         """Add the other result to this one."""
         self.deleted += other.deleted
+        self.ignored += other.ignored
+
+
+@dataclass(slots=True)
+class MadeReady:
+    """Number of items durably made ready, and the ignored ids with their reasons."""
+
+    ready: int = 0
+    ignored: list[tuple[str, LeftReason]] = field(default_factory=list)
+
+    def add(self, other: MadeReady) -> None:
+        """Add the other result to this one."""
+        self.ready += other.ready
+        self.ignored += other.ignored
+
+
+@dataclass(slots=True)
+class MovedAway:
+    """`matched`: items taken out of the queue; `moved`: those durable in their target; `targets`: these by target; and the ignored ids."""
+
+    matched: int = 0
+    moved: int = 0
+    targets: dict[str, int] = field(default_factory=dict)
+    ignored: list[tuple[str, LeftReason]] = field(default_factory=list)
+
+    def add(self, other: MovedAway) -> None:
+        """Add the other result to this one."""
+        self.matched += other.matched
+        self.moved += other.moved
+        for target, items in other.targets.items():
+            self.targets[target] = self.targets.get(target, 0) + items
         self.ignored += other.ignored

@@ -54,6 +54,11 @@ def present(piece: Slice, blob: Any) -> Slice | None:
     return piece._replace(rows=piece.rows[here], offsets=piece.offsets[here]) if here.any() else None
 
 
+def with_columns(blob: pa.RecordBatch | SparseBatch, names: Sequence[str]) -> pa.RecordBatch | SparseBatch:
+    """The blob with only those of its columns."""
+    return blob._replace(batch=blob.batch.select(names)) if isinstance(blob, SparseBatch) else blob.select(names)
+
+
 def take_rows(blob: pa.RecordBatch | SparseBatch, rows: Offsets) -> pa.RecordBatch:
     """Take these rows of a blob, which must have all of them; a contiguous run is a view, not a copy."""
     if isinstance(blob, SparseBatch):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.inspection import Browse, DeleteItems, ListItems
+from sluiceway.model.inspection import Browse, DeleteItems, ListItems, MoveItems, RunNow, Search
 from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
 
 
@@ -198,6 +198,9 @@ ShareRequest = (
     | Extend
     | Clear
     | DeleteItems
+    | RunNow
+    | MoveItems
+    | Search
     | Redrive
     | ListItems
     | Browse

@@ -7,7 +7,7 @@ import asyncio
 from sluiceway.adapters.system import now
 from sluiceway.contract import item_answers
 from sluiceway.instance.service import Service
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.queue import QueueRecord
@@ -16,12 +16,12 @@ from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.instance_calls import may_stay
 from sluiceway.server.response_buffer import AnswerMemory
-from sluiceway.wire import answers, browse_call, json_inspection, shapes
+from sluiceway.wire import answers, browse_call, json_inspection, search_call, shapes
 from sluiceway.wire.decoding import request_timeout
 
 
 class InspectionCalls:
-    """Browse, list, import and delete items, and reload partitions."""
+    """Search, browse and list items, act on items by id, import some, and reload partitions."""
 
     def __init__(self, service: Service, memory: AnswerMemory) -> None:
         self._service = service
@@ -40,6 +40,15 @@ class InspectionCalls:
                 (*errors, "snapshot_gone", "too_many_items"),
                 gives_arrow=True,
                 redirects=True,
+            ),
+            Endpoint(
+                "/v1/queue.search",
+                "read",
+                self._search,
+                search_call.SearchCall,
+                item_answers.Searched,
+                "Find items of the queue by what they have, page by page",
+                ("queue_not_found",),
             ),
             Endpoint(
                 "/v1/storage/items.list",
@@ -75,6 +84,24 @@ class InspectionCalls:
                 json_inspection.DeleteItemsCall,
                 item_answers.Deleted,
                 "Permanently drop waiting items by id",
+                (*errors, "too_many_items"),
+            ),
+            Endpoint(
+                "/v1/storage/items.run_now",
+                "manage",
+                self._run_now,
+                json_inspection.RunNowCall,
+                item_answers.MadeReady,
+                "Make scheduled items, and retries that wait for their back-off, ready now",
+                (*errors, "too_many_items"),
+            ),
+            Endpoint(
+                "/v1/storage/items.move",
+                "manage",
+                self._move,
+                json_inspection.MoveItemsCall,
+                item_answers.MovedItems,
+                "Send waiting items by id to another queue, or dead ones back to their source queues",
                 (*errors, "too_many_items"),
             ),
             Endpoint(
@@ -137,6 +164,28 @@ class InspectionCalls:
         call = json_inspection.decode_delete_items(request.body)
         wanted = call.request(await self._queue(request, call.queue_name))
         return json_inspection.deleted(await self._service.delete_items(call.queue_name, wanted, request.actor))
+
+    async def _search(self, request: Request) -> Body:
+        call = search_call.decode_search(request.body)
+        record = await self._queue(request, call.queue_name)
+        wanted = call.request()
+        found = await self._service.search(call.queue_name, wanted)
+        async with self._memory.building(sum(batch.nbytes for batch, _ in found.rows)):
+            return search_call.searched(record, wanted, found)
+
+    async def _run_now(self, request: Request) -> Body:
+        call = json_inspection.decode_run_now(request.body)
+        wanted = call.request(await self._queue(request, call.queue_name))
+        return json_inspection.made_ready(await self._service.run_now(call.queue_name, wanted, request.actor))
+
+    async def _move(self, request: Request) -> Body:
+        call = json_inspection.decode_move_items(request.body)
+        wanted = call.request(await self._queue(request, call.queue_name))
+        if wanted.target is not None:
+            request.permit(wanted.target, "target")
+        elif not request.caller.may_all("manage"):
+            raise invalid("target", "required, because this API key may not manage every queue")
+        return json_inspection.moved(await self._service.move_items(call.queue_name, wanted, request.actor))
 
     async def _reload(self, request: Request) -> Body:
         call = json_inspection.decode_reload(request.body)

@@ -63,7 +63,7 @@ def browsed(record: QueueRecord, request: Browse, page: BrowsedPage, *, arrow: b
     """The page as JSON, or as an Arrow stream of one batch. Its cursor is null on the last page."""
     cursor = None if page.snapshot is None else f"{page.snapshot}.{page.position}"
     if not arrow:
-        items = [item for rows in page.rows for item in _items(record, request, *rows)]
+        items = [item for rows in page.rows for item in items_of(record, *rows, payload=request.payload)]
         return msgspec.json.encode(Browsed(queue_name=record.queue_name, partition=request.partition, items=items, cursor=cursor))
     about = {"queue_name": record.queue_name, "incarnation": record.incarnation, "partition": request.partition, "cursor": cursor}
     rows = _columns(page, request.payload).replace_schema_metadata({METADATA_KEY: msgspec.json.encode(about)})
@@ -96,17 +96,18 @@ def _times(times: list[Millis | None], counts: list[int]) -> pa.Array:
     return pa.array(millis, pa.int64(), mask=absent).view(TIME)
 
 
-def _items(record: QueueRecord, request: Browse, batch: pa.RecordBatch, standing: Standing) -> Iterator[BrowsedItem]:
+def items_of(record: QueueRecord, batch: pa.RecordBatch, standing: Standing, payload: bool) -> Iterator[BrowsedItem]:
+    """The rows of one partition, with the columns of `model.leased_items`; without `payload`, their payloads are null."""
     names = batch.schema.names
 
     def column(name: str) -> Any:
         return batch.column(name).to_pylist() if name in names else repeat(None, batch.num_rows)
 
-    number = batch.column("lease")[0].as_py()
-    lease_id = str(LeaseId(record.incarnation, request.partition, number)) if number else None
+    number, partition = batch.column("lease")[0].as_py(), batch.column("partition")[0].as_py()
+    lease_id = str(LeaseId(record.incarnation, partition, number)) if number else None
     state: BrowseState = "scheduled" if standing.due_at is not None else "leased" if number else "ready"
     due_at, expires_at, deadline = (time_field(time) for time in (standing.due_at, standing.expires_at, standing.lease_deadline))
-    place = (record.incarnation, request.partition)
+    place = (record.incarnation, partition)
     rows = zip(
         batch.column("offset").to_pylist(),
         batch.column("origin_offset").to_pylist(),
@@ -116,12 +117,12 @@ def _items(record: QueueRecord, request: Browse, batch: pa.RecordBatch, standing
         *(column(name) for name in ("kind", "encoding", "reference", "headers", "payload")),
         strict=True,
     )
-    for offset, origin_offset, origin, attempts, enqueued_at, kind, encoding, reference, headers, payload in rows:
+    for offset, origin_offset, origin, attempts, enqueued_at, kind, encoding, reference, headers, content in rows:
         yield BrowsedItem(
             state,
             str(ItemId(*place, offset)),
             origin or str(ItemId(*place, origin_offset)),
-            request.partition,
+            partition,
             attempts,
             time_field(enqueued_at),
             due_at,
@@ -132,5 +133,5 @@ def _items(record: QueueRecord, request: Browse, batch: pa.RecordBatch, standing
             encoding,
             reference,
             None if headers is None else dict(headers),
-            payload if request.payload else None,
+            content if payload else None,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Annotated
 
@@ -10,17 +10,17 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from sluiceway.contract.fields import SOME_JSON, Duration, ItemIdText, LeaseIdText, ShortText, TimeText
-from sluiceway.contract.item_answers import Deleted, Left
+from sluiceway.contract.fields import SOME_JSON, Duration, ItemIdText, LeaseIdText, QueueName, ShortText, TimeText
+from sluiceway.contract.item_answers import Deleted, Left, LeftReason, MadeReady, MovedItems
 from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.ids import ItemId, LeaseId, parse_item_id
 from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_PAGE, MAX_PAYLOAD_BYTES
 from sluiceway.model import inspection
-from sluiceway.model.inspection import DeleteItems, ListItems, Standing
+from sluiceway.model.inspection import DeleteItems, ListItems, MoveItems, RunNow, Standing
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import DONE, Produce, Produced
-from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, request_timeout
+from sluiceway.model.requests import DONE, Offsets, Produce, Produced
+from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, given_queue, request_timeout
 from sluiceway.wire.item_limits import check_batch, check_count
 from sluiceway.wire.json_items import Item, batch_of, refuse_many_objects
 from sluiceway.wire.outcome_selection import check_partition, group_items
@@ -115,19 +115,48 @@ class ImportCall(Call):
         return Produce(batch, request_timeout(self.request_timeout), partition=self.partition)
 
 
+def _by_partition(ids: list[str], record: QueueRecord, only_partition: int | None = None) -> tuple[dict[int, Offsets], list[str]]:
+    """The offsets by partition, and the ids of other queues. Raises `invalid_request` and `too_many_items`."""
+    check_count(ids, "ids", MAX_ITEMS_JSON)
+    # These calls have no disposition. Grouping needs one, so any will do.
+    grouped = group_items(ids, repeat(DONE), record, "ids[{}]".format, only_partition)
+    return {partition: chosen.offsets for partition, (chosen,) in grouped.selections.items() if chosen.offsets is not None}, grouped.foreign
+
+
 class DeleteItemsCall(Call):
     ids: Annotated[list[ItemIdText], SOME_JSON]
     partition: PartitionNumber | None = None
     request_timeout: Duration = "30s"
 
     def request(self, record: QueueRecord) -> DeleteItems:
-        """The deletion to run. Raises `invalid_request` and `too_many_items`."""
+        """The deletion to run. Raises as `_by_partition` does."""
         check_partition(self.partition, record, removed=True)
-        check_count(self.ids, "ids", MAX_ITEMS_JSON)
-        # A deletion has no disposition. Grouping needs one, so any will do.
-        grouped = group_items(self.ids, repeat(DONE), record, "ids[{}]".format, self.partition)
-        offsets = {partition: chosen.offsets for partition, (chosen,) in grouped.selections.items() if chosen.offsets is not None}
-        return DeleteItems(offsets, request_timeout(self.request_timeout), grouped.foreign)
+        offsets, foreign = _by_partition(self.ids, record, self.partition)
+        return DeleteItems(offsets, request_timeout(self.request_timeout), foreign)
+
+
+class RunNowCall(Call):
+    ids: Annotated[list[ItemIdText], SOME_JSON]
+    request_timeout: Duration = "30s"
+
+    def request(self, record: QueueRecord) -> RunNow:
+        """The call to run. Raises as `_by_partition` does."""
+        offsets, foreign = _by_partition(self.ids, record)
+        return RunNow(offsets, request_timeout(self.request_timeout), foreign)
+
+
+class MoveItemsCall(Call):
+    ids: Annotated[list[ItemIdText], SOME_JSON]
+    target: QueueName | None = None
+    request_timeout: Duration = "30s"
+
+    def request(self, record: QueueRecord) -> MoveItems:
+        """The move to run. Raises as `_by_partition` does."""
+        target = given_queue(self.target, "target")
+        if target == self.queue_name:
+            raise invalid("target", "must differ from the queue that the items come from")
+        offsets, foreign = _by_partition(self.ids, record)
+        return MoveItems(offsets, request_timeout(self.request_timeout), foreign, target)
 
 
 class ReloadCall(Call):
@@ -145,6 +174,8 @@ def decode_import(body: bytes) -> ImportCall:
 
 decode_list_items = JsonDecoder(ListItemsCall)
 decode_delete_items = JsonDecoder(DeleteItemsCall)
+decode_run_now = JsonDecoder(RunNowCall)
+decode_move_items = JsonDecoder(MoveItemsCall)
 decode_reload = JsonDecoder(ReloadCall)
 
 
@@ -164,7 +195,22 @@ def imported(record: QueueRecord, produced: Produced, page: inspection.ItemsPage
 
 def deleted(answer: inspection.Deleted) -> bytes:
     """The answer of `storage/items.delete` as JSON: the number of deleted items, and the ignored ids with their reasons."""
-    return msgspec.json.encode(Deleted(deleted=answer.deleted, ignored=[Left(id=text, reason=reason) for text, reason in answer.ignored]))
+    return msgspec.json.encode(Deleted(deleted=answer.deleted, ignored=_left(answer.ignored)))
+
+
+def made_ready(answer: inspection.MadeReady) -> bytes:
+    """The answer of `storage/items.run_now` as JSON."""
+    return msgspec.json.encode(MadeReady(ready=answer.ready, ignored=_left(answer.ignored)))
+
+
+def moved(answer: inspection.MovedAway) -> bytes:
+    """The answer of `storage/items.move` as JSON."""
+    ignored = _left(answer.ignored)
+    return msgspec.json.encode(MovedItems(matched=answer.matched, moved=answer.moved, targets=answer.targets, ignored=ignored))
+
+
+def _left(ignored: Iterable[tuple[str, LeftReason]]) -> list[Left]:
+    return [Left(id=text, reason=reason) for text, reason in ignored]
 
 
 def _items(record: QueueRecord, batch: pa.RecordBatch, standing: Standing) -> Iterator[ListedItem]:

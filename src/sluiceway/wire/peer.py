@@ -20,7 +20,20 @@ from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_PAGE
 from sluiceway.model.consumers import Consumers
-from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.inspection import (
+    Browse,
+    BrowsedPage,
+    Deleted,
+    DeleteItems,
+    ItemsPage,
+    ListItems,
+    MadeReady,
+    MovedAway,
+    MoveItems,
+    RunNow,
+    Search,
+    SearchedPage,
+)
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
 from sluiceway.model.leased_items import POSITION
 from sluiceway.model.peers import (
@@ -82,7 +95,7 @@ versions refuse each other's messages.
 4: partitions can be browsed.
 5: consumers can be listed.
 6: a lease may end before an offset, and counts include the next offset. A produce with a key may name one partition, and its answer is
-   handed over before that partition is removed.
+   handed over before that partition is removed. Items can be searched for, made ready before they are due, and moved by id.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
@@ -107,6 +120,9 @@ KINDS_OF_REQUESTS: Final = {
         Kind(Extend, Extended),
         Kind(Clear, Cleared),
         Kind(DeleteItems, Deleted),
+        Kind(RunNow, MadeReady),
+        Kind(MoveItems, MovedAway),
+        Kind(Search, SearchedPage),
         Kind(Redrive, Redriven),
         Kind(ListItems, ItemsPage),
         Kind(Browse, BrowsedPage),

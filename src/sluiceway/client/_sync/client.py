@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -410,6 +410,48 @@ class Client:
         from sluiceway.client.arrow import read_browsed
 
         return self._channel.run(item_calls.browse(queue_name, partition, states, cursor, limit, payload).as_arrow(read_browsed))
+
+    def search(
+        self,
+        queue_name: str,
+        *,
+        id: str | None = None,
+        kind: str | None = None,
+        reference: str | None = None,
+        headers: Mapping[str, str | None] | None = None,
+        contains: str | None = None,
+        reason: str | None = None,
+        states: Iterable[State] | None = None,
+        next: str | None = None,
+        limit: int | None = None,
+        payload: bool = True,
+        request_timeout: Duration | None = None,
+    ) -> answers.Searched:
+        """Find up to `limit` (100; at most 1,000) items of all partitions that match everything given, without leasing them.
+
+        `id` is an id or an origin; a header's value may be None: any. `contains` is text in the payload, `reason` text in the reason of a
+        dead item. One call compares up to 100,000 items, for up to `request_timeout` (5 s). Unless the answer's `next` is None there may
+        be more: pass it to the next call, with the same search. The items are read as they stand: one that changes its place between two
+        calls may be missed, or found twice.
+        """
+        wanted = {"id": id, "kind": kind, "reference": reference, "headers": headers, "contains": contains, "reason": reason}
+        return self._channel.run(item_calls.search(queue_name, wanted, states, next, limit, payload, request_timeout))
+
+    def run_now(self, queue_name: str, ids: Iterable[str], *, request_timeout: Duration | None = None) -> answers.MadeReady:
+        """Make up to 1,000 scheduled items ready now, retries that wait for their back-off included. Returns their number.
+
+        Each gets a new id and keeps its origin, attempts and expiry. Items in other states are listed as ignored.
+        """
+        return self._channel.run(item_calls.run_now(queue_name, ids, request_timeout))
+
+    def move_items(
+        self, queue_name: str, ids: Iterable[str], target: str | None = None, *, request_timeout: Duration | None = None
+    ) -> answers.MovedItems:
+        """Send up to 1,000 ready or scheduled items by id to the queue `target`; without one, dead items back to where they died.
+
+        They are ready there at once, with new ids, their origins, and attempts reset. Leased items stay and are listed as ignored.
+        """
+        return self._channel.run(item_calls.move_items(queue_name, ids, target, request_timeout))
 
     def delete_items(self, queue_name: str, ids: Iterable[str], *, request_timeout: Duration | None = None) -> answers.Deleted:
         """Drop up to 1,000 ready or scheduled items by id, without the dead queue. Returns their number.

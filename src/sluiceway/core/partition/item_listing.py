@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Container, Iterator
+from itertools import chain, islice
+from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
 
-from sluiceway.contract.item_answers import LeftReason
+from sluiceway.contract.item_answers import BrowseState, LeftReason
 from sluiceway.core.partition.partition import Partition
-from sluiceway.core.partition.records import to_array
+from sluiceway.core.partition.records import Extent, to_array
 from sluiceway.core.partition.snapshots import Listed
-from sluiceway.model.inspection import Standing
+from sluiceway.model.inspection import Place, Standing
 from sluiceway.model.leased_items import Slice
+from sluiceway.model.requests import Offsets
 
 
 def in_line(partition: Partition, start: int, limit: int) -> list[Listed]:
@@ -48,12 +50,75 @@ def scheduled(partition: Partition, start: int, limit: int) -> list[Listed]:
     return found
 
 
+class Found(NamedTuple):
+    """Listed items, and the places of the first of them and after the last."""
+
+    listed: Listed
+    place: Place
+
+
+def from_place(partition: Partition, states: Container[BrowseState], start: Place) -> Iterator[Found]:
+    """The items in these states from that place on, in reading order. Read-only, and valid until the next transition."""
+    if not start.scheduled:
+        line = (_leased(partition, start.at) if "leased" in states else (), _ready(partition, start.at) if "ready" in states else ())
+        for listed in chain(*line):
+            yield Found(listed, Place(at=int(listed.piece.offsets[0])))
+        start = Place(scheduled=True)
+    if "scheduled" in states:
+        for number in sorted(number for number in partition.log.dues if number >= start.at):
+            due = partition.log.dues[number]
+            rows = to_array(due.rows)
+            rows = rows[rows >= start.row] if number == start.at else rows
+            if len(rows):
+                piece = Slice(due.blob.number, rows, rows + due.blob.number, due.attempts, due.blob.written_at, due.blob.columns)
+                standing = Standing(expires_at=due.expires_at or None, due_at=due.due_at)
+                yield Found(Listed(piece, 0, standing), Place(True, number, int(rows[0])))
+
+
+def after(found: Found, rows: int) -> Place:
+    """The place after the first `rows` items of these."""
+    piece = found.listed.piece
+    if found.place.scheduled:
+        return found.place._replace(row=int(piece.rows[rows - 1]) + 1)
+    return Place(at=int(piece.offsets[rows - 1]) + 1)
+
+
+def waiting_among(partition: Partition, offsets: Offsets) -> list[Slice]:
+    """The waiting items, ready or scheduled, among the (sorted, unique) offsets."""
+    found = []
+    for offset in offsets.tolist():
+        extent = _ready_extent(partition, offset)
+        if extent is not None:
+            row, at = extent.rows_at(offset - extent.first, 1), np.array([offset], np.int64)
+            found.append(Slice(extent.blob.number, row, at, extent.attempts, extent.blob.written_at, extent.blob.columns))
+    for due, chosen in partition.log.scheduled_among(offsets):
+        rows = to_array(chosen)
+        found.append(Slice(due.blob.number, rows, rows + due.blob.number, due.attempts, due.blob.written_at, due.blob.columns))
+    return found
+
+
 def why_left(partition: Partition, offset: int) -> LeftReason:
-    """Why an item that is not waiting was not deleted."""
+    """Why a call on waiting items did not act on this one."""
     place = partition.spans.at(offset)
     if place is not None and offset - place[1].first + place[1].base not in place[0].settled:
         return "leased"
+    if _ready_extent(partition, offset) is not None:
+        return "ready"
     return "gone" if 0 <= offset < partition.log.header.next else "unknown"
+
+
+def _ready_extent(partition: Partition, offset: int) -> Extent | None:
+    """The extent of the ready item at that offset; None: there is none."""
+    at = bisect_right(partition.log.ready, offset, key=_first_offset) - 1
+    if at < 0:
+        return None
+    extent = partition.log.ready[at]
+    is_there = extent.count > offset - extent.first >= partition.log.at(extent) and offset - extent.first not in extent.gone
+    return extent if is_there else None
+
+
+def _first_offset(extent: Extent) -> int:
+    return extent.first
 
 
 def _leased(partition: Partition, start: int) -> Iterator[Listed]:
@@ -72,7 +137,8 @@ def _leased(partition: Partition, start: int) -> Iterator[Listed]:
 
 
 def _ready(partition: Partition, start: int) -> Iterator[Listed]:
-    for extent in partition.log.ready:
+    before = max(0, bisect_right(partition.log.ready, start, key=_first_offset) - 1)
+    for extent in islice(partition.log.ready, before, None):
         if extent.first + extent.count > start:
             index = to_array(extent.waiting(max(partition.log.at(extent), start - extent.first)))
             if len(index):

@@ -178,7 +178,7 @@ class LeaseState:
         return target_partition(self.target)
 
     def due_at(self) -> dict[int, Millis]:
-        """For a transfer of scheduled items: due time by part base. All items of a part share one due time."""
+        """Due time of the scheduled items of a transfer, by part base. All items of a part share one due time."""
         times = iter(self.dues)
         due_at, end = 0, 0
         found = {}
@@ -186,7 +186,8 @@ class LeaseState:
             while part.base >= end:
                 due_at, count = next(times)
                 end += count
-            found[part.base] = due_at
+            if due_at:
+                found[part.base] = due_at
         return found
 
     def open_positions(self) -> BitMap:

@@ -146,6 +146,41 @@ class SegmentLog:
         due.blob.open -= len(due.rows)
         return self.ready[-1]
 
+    def enter_rows(self, due: Due, rows: BitMap) -> Extent:
+        """Enter some rows of a scheduled entry into the line; the entry keeps the others. Returns the extent that holds them."""
+        if len(rows) == len(due.rows):
+            return self.enter_line(due)
+        due.rows = due.rows - rows
+        self.scheduled_count -= len(rows)
+        self.touch(RecordKind.DUE, due.number)
+        self.append_rows(due.blob, rows, due.attempts, due.expires_at, due.max_lease_size)
+        due.blob.open -= len(rows)
+        return self.ready[-1]
+
+    def scheduled_among(self, offsets: Offsets) -> list[tuple[Due, BitMap]]:
+        """The scheduled items among the (sorted, unique) offsets of their rows when produced, by entry."""
+        blobs = np.sort(np.fromiter(self.blobs, np.int64, len(self.blobs)))
+        near = blobs[np.unique(np.maximum(np.searchsorted(blobs, offsets, "right") - 1, 0))] if len(blobs) else blobs
+        # Entries may be many times the offsets: a set lookup is all that most of them cost.
+        wanted = set(near.tolist())
+        found = []
+        for due in list(self.dues.values()):
+            if due.blob.number in wanted:
+                rows = _within(offsets, due.blob.number, due.blob.rows) & due.rows
+                if rows:
+                    found.append((due, rows))
+        return found
+
+    def make_ready(self, offsets: Offsets, now: Millis) -> Offsets:
+        """Enter the scheduled items among the (sorted, unique) offsets into the line, although they are not due. Returns their offsets."""
+        found = self.scheduled_among(offsets)
+        for due, rows in found:
+            self.enter_rows(due, rows)
+        if not found:
+            return offsets[:0]
+        self.record_time(now)
+        return np.sort(np.concatenate([to_array(rows) + due.blob.number for due, rows in found]))
+
     # ---- take -------------------------------------------------------------------------------------------------
 
     def take(self, want: int, room: float, at_least_one: bool, now: Millis, before: int | None = None) -> tuple[list[Part], int, float]:
@@ -219,11 +254,10 @@ class SegmentLog:
             if taken:
                 self.close_positions(extent, len(taken))
                 dropped.append(to_array(taken) + extent.first)
-        for due in list(self.dues.values()):
-            taken = _within(offsets, due.blob.number, due.blob.rows) & due.rows
-            if taken:
-                self._drop_due(due, taken)
-                dropped.append(to_array(taken) + due.blob.number)
+        for due, taken in self.scheduled_among(offsets):
+            # Named before the drop: the blob goes with its last open row.
+            dropped.append(to_array(taken) + due.blob.number)
+            self._drop_due(due, taken)
         if not dropped:
             return offsets[:0]
         self.record_time(now)

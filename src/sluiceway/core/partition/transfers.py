@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 
+import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -143,19 +144,33 @@ class TransferTable:
             self.redirect(number, target)
         return bool(waiting)
 
-    def redrive(self, offsets: Offsets, target: str, now: Millis, incarnation: str | None = None) -> tuple[int, int]:
-        """Send the ready items among the (sorted, unique) offsets to that incarnation of another queue. Returns (transfer number, items);
-        0, 0 if none."""
+    def redrive(
+        self, offsets: Offsets, target: str, now: Millis, incarnation: str | None = None, scheduled: bool = False
+    ) -> tuple[int, Offsets]:
+        """Send the ready items among the (sorted, unique) offsets to that incarnation of another queue; with `scheduled`, also those not
+        due yet, by the offset of their row when produced. Returns the transfer's number, 0 if there are none, and the offsets taken."""
         pieces: list[Piece] = []
+        times: list[Millis] = []
+        found = [offsets[:0]]
         for extent in list(self._log.ready):
             first, end = offsets.searchsorted([extent.first, extent.first + extent.count])
             taken = self._log.take_out(extent, from_array(offsets[first:end] - extent.first)) if first < end else None
             if taken:
                 pieces.append((Part(extent, 0, extent.count, 0), taken))
-        number, items = self._send(pieces, REDRIVEN, target, now)
+                times.append(0)
+                found.append(to_array(taken) + extent.first)
+        for due, rows in self._log.scheduled_among(offsets) if scheduled else ():
+            found.append(to_array(rows) + due.blob.number)
+            times.append(due.due_at)
+            part = self._enter_and_leave(due, rows)
+            pieces.append((part, BitMap(range(part.count))))
+        number, _ = self._send(pieces, REDRIVEN, target, now)
         if number:
             self.by_number[number].target_incarnation = incarnation
-        return number, items
+            if any(times):
+                # If there is no such queue any more, they come back as they were.
+                self.by_number[number].dues = [(due_at, part.count) for due_at, (part, _) in zip(times, pieces, strict=True)]
+        return number, np.sort(np.concatenate(found))
 
     def _send(self, pieces: Sequence[Piece], reason: str, target: str, now: Millis) -> tuple[int, int]:
         """Begin the transfer of items taken out of the line. Returns (transfer number, items); 0, 0 without pieces."""
@@ -220,24 +235,16 @@ class TransferTable:
                     break
                 blobs.add(due.blob.number)
                 room -= due.blob.nbytes
-            part = self._enter_and_leave(due, limit)
+            rows = due.rows if len(due.rows) <= limit else from_array(to_array(due.rows)[:limit])
+            part = self._enter_and_leave(due, rows)
             pieces.append((part, BitMap(range(part.count))))
             times.append(due.due_at)
             limit -= part.count
         return pieces, times
 
-    def _enter_and_leave(self, due: Due, limit: int) -> Part:
-        """Pass up to `limit` of a scheduled entry through the line, which gives them offsets and an extent there."""
-        rows, rest = due.rows, BitMap()
-        if len(rows) > limit:
-            rest = from_array(to_array(rows)[limit:])
-            due.rows = rows = rows - rest
-            self._log.scheduled_count -= len(rest)
-            due.blob.open -= len(rest)
-        due_at, expires_at = due.due_at, due.expires_at
-        extent = self._log.enter_line(due)
-        if rest:
-            self._log.schedule(due.blob, rest, due.attempts, due_at, expires_at, due.max_lease_size)
+    def _enter_and_leave(self, due: Due, rows: BitMap) -> Part:
+        """Pass those rows of a scheduled entry through the line, which gives them offsets and an extent there."""
+        extent = self._log.enter_rows(due, rows)
         # They may have lengthened an existing extent.
         at = self._log.header.next - len(rows) - extent.first
         self._log.take_out(extent, BitMap(range(at, at + len(rows))))

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
+import numpy as np
 
-from sluiceway.contract.item_answers import IgnoredReason
+from sluiceway.contract.item_answers import IgnoredReason, LeftReason
 from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.compaction import Compaction, compactions
@@ -20,7 +21,7 @@ from sluiceway.core.partition.partition_states import Allows, ShownState
 from sluiceway.core.partition.queries import lives_of, open_slices, stats_of
 from sluiceway.core.partition.records import LeaseState, to_array
 from sluiceway.core.queue.distribution import Candidate, transaction_limit
-from sluiceway.core.queue.request_split import DeletePart, ExtendPart, SettlePart, Work
+from sluiceway.core.queue.request_split import DeletePart, ExtendPart, RunNowPart, SettlePart, Work
 from sluiceway.core.queue.tickets import (
     Answer,
     Compact,
@@ -40,7 +41,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.kernel.limits import BLOB_BYTES, MAX_ITEMS_ARROW, MAX_LEASE_BYTES
-from sluiceway.model.inspection import Deleted
+from sluiceway.model.inspection import Deleted, MadeReady
 from sluiceway.model.peers import GiveKeys, KeysGiven, NoteKeys, Shut, Shutted, TakeKeys
 from sluiceway.model.requests import (
     Clear,
@@ -48,6 +49,7 @@ from sluiceway.model.requests import (
     Disposition,
     Extended,
     LeaseInfo,
+    Offsets,
     Produce,
     Produced,
     Settled,
@@ -463,11 +465,14 @@ class PartitionExecutor:
         if isinstance(work, Clear):
             return Cleared(*self.partition.clear(work.ready, work.scheduled, now))
         if isinstance(work, TakeOut):
-            return TransferBegun(self.number, *self.partition.transfers.redrive(work.offsets, work.target, now, work.incarnation))
+            return self._take_out(work, now)
         if isinstance(work, Compact):
             return Compacted(self.number, self.partition.log.compact(work.blob, work.kept, work.nbytes, work.data))
         if isinstance(work, DeletePart):
             return self._delete(work, now)
+        if isinstance(work, RunNowPart):
+            found = self.partition.log.make_ready(work.offsets, now)
+            return MadeReady(len(found), self._left(work.offsets, found))
         if isinstance(work, ExtendPart):
             return self._extend(work)
         return self._rebalance(work, now)
@@ -535,11 +540,18 @@ class PartitionExecutor:
 
     def _delete(self, part: DeletePart, now: Millis) -> Deleted:
         self.partition.repeated.dropped()
-        dropped = set(self.partition.log.drop(part.offsets, now).tolist())
-        left = (offset for offset in part.offsets.tolist() if offset not in dropped)
-        return Deleted(
-            len(dropped), [(str(ItemId(self.incarnation, self.number, offset)), why_left(self.partition, offset)) for offset in left]
-        )
+        dropped = self.partition.log.drop(part.offsets, now)
+        return Deleted(len(dropped), self._left(part.offsets, dropped))
+
+    def _take_out(self, part: TakeOut, now: Millis) -> TransferBegun:
+        number, taken = self.partition.transfers.redrive(part.offsets, part.target, now, part.incarnation, part.scheduled)
+        # A redrive chose them itself, and asks for the rest again.
+        return TransferBegun(self.number, number, len(taken), self._left(part.offsets, taken) if part.scheduled else ())
+
+    def _left(self, offsets: Offsets, taken: Offsets) -> list[tuple[str, LeftReason]]:
+        """The items among the offsets on which a call did not act, with the reasons."""
+        left = np.setdiff1d(offsets, taken, assume_unique=True).tolist()
+        return [(str(ItemId(self.incarnation, self.number, offset)), why_left(self.partition, offset)) for offset in left]
 
     def _settle(self, part: SettlePart, now: Millis) -> Settled:
         result = Settled()

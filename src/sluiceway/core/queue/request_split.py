@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sluiceway.core.queue.tickets import Compact, Rebalancing, TakeOut, Ticket
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.inspection import DeleteItems
+from sluiceway.model.inspection import DeleteItems, RunNow
 from sluiceway.model.requests import Clear, Cleared, Extend, Offsets, Produce, Selection, Settle
 
 
@@ -28,7 +28,11 @@ class DeletePart(NamedTuple):
     offsets: Offsets
 
 
-Work = Produce | SettlePart | ExtendPart | DeletePart | Clear | TakeOut | Compact | Rebalancing
+class RunNowPart(NamedTuple):
+    offsets: Offsets
+
+
+Work = Produce | SettlePart | ExtendPart | DeletePart | RunNowPart | Clear | TakeOut | Compact | Rebalancing
 
 
 def parts_of(ticket: Ticket, executors: Iterable[int], lease_timeout: Millis) -> Iterator[tuple[int, Work]]:
@@ -48,10 +52,10 @@ def parts_of(ticket: Ticket, executors: Iterable[int], lease_timeout: Millis) ->
         for number in sorted({*(partition for partition, _ in request.leases), *request.offsets}):
             numbers = [lease for partition, lease in request.leases if partition == number]
             yield number, ExtendPart(numbers, request.offsets.get(number), deadline, request.client_id)
-    elif isinstance(request, DeleteItems):
+    elif isinstance(request, DeleteItems | RunNow):
         _ignore(ticket, request.foreign)
         for number, offsets in request.offsets.items():
-            yield number, DeletePart(offsets)
+            yield number, DeletePart(offsets) if isinstance(request, DeleteItems) else RunNowPart(offsets)
     elif isinstance(request, TakeOut | Compact | Rebalancing):
         yield request.partition, request
     elif isinstance(request, Clear):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId, LeaseId
-from sluiceway.model.inspection import DeleteItems
+from sluiceway.model.inspection import ByItems, DeleteItems, MoveItems, RunNow
 from sluiceway.model.peers import Load
 from sluiceway.model.requests import Clear, Extend, Offsets, Settle
 
@@ -53,7 +53,7 @@ def stays(own: Load) -> bool:
     return own.emptiest is not None and own.emptiest <= OVERFLOW
 
 
-Part = Settle | Extend | DeleteItems | Clear
+Part = Settle | Extend | DeleteItems | RunNow | MoveItems | Clear
 
 
 def by_owner(numbers: Iterable[int], owner: Owner) -> dict[Peer | None, list[int]]:
@@ -70,7 +70,7 @@ def numbers_of(request: Part) -> list[int]:
         return sorted(request.selections)
     if isinstance(request, Extend):
         return sorted({*(partition for partition, _ in request.leases), *request.offsets})
-    if isinstance(request, DeleteItems):
+    if isinstance(request, ByItems):
         return sorted(request.offsets)
     return list(request.partitions or ())
 
@@ -86,7 +86,7 @@ def names_of(request: Part, numbers: Iterable[int], incarnation: str) -> list[st
         leases = [(number, each.lease) for number, each in chosen if each.lease is not None]
     elif isinstance(request, Extend):
         items, leases = list(request.offsets.items()), list(request.leases)
-    elif isinstance(request, DeleteItems):
+    elif isinstance(request, ByItems):
         items = list(request.offsets.items())
     names = [str(ItemId(incarnation, number, offset)) for number, offsets in items if number in wanted for offset in offsets.tolist()]
     return names + [str(LeaseId(incarnation, number, lease)) for number, lease in leases if number in wanted]
@@ -102,7 +102,7 @@ def part(request: Part, numbers: Iterable[int], request_timeout: Millis) -> Part
         leases = [each for each in request.leases if each[0] in wanted]
         offsets = {number: each for number, each in request.offsets.items() if number in wanted}
         return replace(request, leases=leases, offsets=offsets, foreign=(), request_timeout=request_timeout)
-    if isinstance(request, DeleteItems):
+    if isinstance(request, ByItems):
         offsets = {number: each for number, each in request.offsets.items() if number in wanted}
         return replace(request, offsets=offsets, foreign=(), request_timeout=request_timeout)
     return replace(request, partitions=tuple(sorted(wanted)), request_timeout=request_timeout)

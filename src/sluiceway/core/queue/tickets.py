@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from sluiceway.contract.item_answers import LeftReason
 from sluiceway.core.partition.partition import Intended
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes
-from sluiceway.model.inspection import Deleted, DeleteItems
+from sluiceway.model.inspection import Deleted, DeleteItems, MadeReady, RunNow
 from sluiceway.model.leased_items import Slice
 from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, NoteKeys, Shut, Shutted, TakeKeys
 from sluiceway.model.requests import (
@@ -33,7 +34,8 @@ from sluiceway.model.small_batch import Rows
 
 @dataclass(slots=True)
 class TakeOut:
-    """Begin the transfer of those ready items (sorted, unique offsets) of a partition to another queue.
+    """Begin the transfer of those ready items (sorted, unique offsets) of a partition to another queue; with `scheduled`, also of those
+    not due yet.
 
     Refused if the partition was reopened since `opening`: an offset seen before a failed commit may now belong to another item.
     """
@@ -45,6 +47,7 @@ class TakeOut:
     opening: int | None = None
     incarnation: str | None = None
     """The target's incarnation."""
+    scheduled: bool = False
 
 
 @dataclass(slots=True)
@@ -71,11 +74,13 @@ class Compacted(NamedTuple):
 
 
 class TransferBegun(NamedTuple):
-    """Items of that partition are durably in transfer, under that number; 0 items and number 0 if none was ready."""
+    """Items of that partition are durably in transfer, under that number; 0 items and number 0 if none was there. `ignored`: items that
+    were asked for by id and stay, with the reasons."""
 
     partition: int
     number: int
     items: int
+    ignored: Sequence[tuple[str, LeftReason]] = ()
 
 
 @dataclass(slots=True)
@@ -91,7 +96,7 @@ class ForgetAnswers:
 Rebalancing = Shut | GiveKeys | TakeKeys | NoteKeys | ForgetAnswers | MoveOut
 """Requests of a rebalance to one partition. A MoveOut is answered by TransferBegun: it has begun, not ended."""
 
-Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | TakeOut | Compact | Rebalancing
+Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | RunNow | TakeOut | Compact | Rebalancing
 
 
 class Grant(NamedTuple):
@@ -108,20 +113,24 @@ class KeysTaken(NamedTuple):
     keys: int
 
 
+Summed = Settled | Extended | Cleared | Deleted | MadeReady
+"""Answers that are the sum of those of several executors."""
+
 Whole = Produced | TransferBegun | Compacted | Shutted | KeysGiven | KeysTaken
 """Answers to requests that involve a single executor."""
 
-Answer = Whole | Settled | Extended | Cleared | Deleted | Grant | Intended | SluicewayError
+Answer = Whole | Summed | Grant | Intended | SluicewayError
 """The answer of one executor. Intended: from the home of a produce's key; the produce continues at the target."""
 
-Result = Whole | Settled | Extended | Cleared | Deleted | list[Grant]
+Result = Whole | Summed | list[Grant]
 
 
-_TOTALS: Mapping[type, Callable[[], Settled | Extended | Cleared | Deleted]] = {
+_TOTALS: Mapping[type, Callable[[], Summed]] = {
     Settle: Settled,
     Extend: Extended,
     Clear: Cleared,
     DeleteItems: Deleted,
+    RunNow: MadeReady,
 }
 
 
@@ -172,7 +181,7 @@ class Ticket:
     done: bool = False
     error: SluicewayError | None = None
     whole: Whole | None = None
-    summed: Settled | Extended | Cleared | Deleted | None = None
+    summed: Summed | None = None
     """For a request split among executors: the sum of answers so far. See `total`."""
     room: float = MAX_LEASE_BYTES
     """For a lease: payload bytes left in its answer."""
@@ -201,7 +210,7 @@ class Ticket:
         return self.key_name is not None
 
     @property
-    def total(self) -> Settled | Extended | Cleared | Deleted:
+    def total(self) -> Summed:
         """For a settle, extend, clear or delete: the sum of answers so far."""
         if self.summed is None:
             self.summed = _TOTALS[type(self.request)]()
@@ -212,7 +221,7 @@ class Ticket:
         assert not isinstance(answer, Intended), "that is not the end of a request"
         if isinstance(answer, Grant):
             self.grants.append(answer)
-        elif isinstance(answer, (Settled, Extended, Cleared, Deleted)):  # A union would be built again each time.
+        elif isinstance(answer, (Settled, Extended, Cleared, Deleted, MadeReady)):  # A union would be built again each time.
             self.total.add(answer)  # type: ignore[arg-type]  # A request has answers of one kind.
         elif isinstance(answer, SluicewayError):
             self.error = answer

@@ -1,0 +1,89 @@
+"""Item moves: sends waiting items, named by id, to another queue, and waits for their arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sluiceway.adapters import system
+from sluiceway.core.partition.item_listing import waiting_among, why_left
+from sluiceway.core.queue.tickets import TakeOut, TransferBegun
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.ids import ItemId
+from sluiceway.local.redrive import Arrival, Route, arrived, incarnations, left, source_of
+from sluiceway.model.inspection import MovedAway, MoveItems
+from sluiceway.model.item_filter import column_bit
+from sluiceway.model.leased_items import Slice, present, take_rows, with_columns
+from sluiceway.model.requests import Offsets
+
+if TYPE_CHECKING:
+    from sluiceway.local.queue_driver import QueueDriver
+
+
+async def move_items(driver: QueueDriver, request: MoveItems, incarnation_of: Callable[[str], str | None]) -> MovedAway:
+    """Begin the transfers and wait for these until `request_timeout`. Transfers that have begun continue after that.
+
+    Raises `queue_not_found` if a target does not exist (nothing was moved), and what `QueueDriver.ask` raises if nothing was.
+    """
+    deadline = system.now() + request.request_timeout
+    if request.target == driver.record.queue_name:
+        raise invalid("target", "the items are already in this queue")
+    result = MovedAway()
+    routes = await _routes(driver, request, result)
+    targets = incarnations({route.target for route in routes}, incarnation_of)
+    arrivals: list[Arrival] = []
+    for route, offsets in routes.items():
+        wanted = TakeOut(route.partition, offsets, route.target, left(deadline), route.opening, targets[route.target], True)
+        try:
+            begun: TransferBegun = await driver.ask(wanted)
+        except SluicewayError:
+            if not arrivals:
+                raise
+            break
+        result.matched += begun.items
+        result.ignored += begun.ignored
+        if begun.items:
+            arrivals.append(Arrival(route.target, begun.items, driver.transfers.arrival(route.partition, begun.number)))
+    result.targets = await arrived(arrivals, deadline)
+    result.moved = sum(result.targets.values())
+    return result
+
+
+async def _routes(driver: QueueDriver, request: MoveItems, result: MovedAway) -> dict[Route, Offsets]:
+    """Where the items go. Those that cannot go back to where they died are recorded in `result` as ignored."""
+    routes: dict[Route, Offsets] = {}
+    for number, offsets in request.offsets.items():
+        executor = driver.executor(number)
+        opening = executor.opening
+        if request.target is not None:
+            routes[Route(number, request.target, opening)] = offsets
+            continue
+        waiting = waiting_among(executor.partition, offsets)
+        there = {offset for piece in waiting for offset in piece.offsets.tolist()}
+        left_alone = {offset: why_left(executor.partition, offset) for offset in offsets.tolist() if offset not in there}
+        sources = await _sources(driver, number, waiting)
+        for source in sorted({source for source in sources.values() if source is not None}):
+            routes[Route(number, source, opening)] = np.array(sorted(at for at in sources if sources[at] == source), np.int64)
+        left_alone |= {offset: "no_source" if offset in sources else "gone" for offset in there if sources.get(offset) is None}
+        result.ignored += [(str(ItemId(driver.record.incarnation, number, offset)), why) for offset, why in sorted(left_alone.items())]
+    return routes
+
+
+async def _sources(driver: QueueDriver, number: int, pieces: list[Slice]) -> dict[int, str | None]:
+    """The queue in which each of the items died, by offset. Leaves out items that were settled meanwhile."""
+    sources: dict[int, str | None] = {}
+    own = f"{driver.record.incarnation}."
+    for piece in pieces:
+        # One by one: each may have a large blob of its own.
+        for blob in (await driver.blobs(number, [piece], keep=False)).values():
+            found = present(piece, blob)
+            if found is None:
+                continue
+            names = [name for name in ("headers", "origin") if piece.columns & column_bit(name)]
+            rows = take_rows(with_columns(blob, names), found.rows) if names else None
+            headers, origins = (rows.column(name).to_pylist() if rows and name in names else repeat(None) for name in ("headers", "origin"))
+            sources |= {at: source_of(own, *about) for at, *about in zip(found.offsets.tolist(), headers, origins, strict=False)}
+    return sources
