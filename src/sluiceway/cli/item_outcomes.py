@@ -41,7 +41,7 @@ def _id_chunks(ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> Iterator[dic
         yield {"ids": chunk}
 
 
-def _settle(session: Session, calls: Iterable[Any], done: str, text: Callable[..., str], **total: Any) -> None:
+def settle_all(session: Session, calls: Iterable[Any], done: str, text: Callable[..., str], **total: Any) -> None:
     """Make the calls, add their answers' fields to those of `total`, and print the sum; `text` makes words of it.
 
     `done` completes the message of a call that fails after others succeeded.
@@ -65,7 +65,7 @@ def _settle(session: Session, calls: Iterable[Any], done: str, text: Callable[..
 def complete(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...], **checks: Any) -> None:
     """Complete leased items of QUEUE: ids, ids on stdin (`-`), or whole leases. Safe to repeat."""
     calls = (session.client.complete(queue, **chunk, **checks) for chunk in _id_chunks(ids, lease_ids))
-    _settle(session, calls, "items were completed", lambda completed: f"Completed {completed:,}", completed=0)
+    settle_all(session, calls, "items were completed", lambda completed: f"Completed {completed:,}", completed=0)
 
 
 @click.command()
@@ -74,7 +74,7 @@ def complete(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tupl
 def release(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...], **checks: Any) -> None:
     """Return leased items of QUEUE untouched. They become ready again and the attempt does not count. Safe to repeat."""
     calls = (session.client.release(queue, **chunk, **checks) for chunk in _id_chunks(ids, lease_ids))
-    _settle(session, calls, "items were released", lambda released: f"Released {released:,}", released=0)
+    settle_all(session, calls, "items were released", lambda released: f"Released {released:,}", released=0)
 
 
 @click.command()
@@ -91,7 +91,7 @@ def extend(
         return "\n".join(lines) or "No leases extended"
 
     calls = (session.client.extend(queue, lease_timeout=lease_timeout, **chunk, **checks) for chunk in _id_chunks(ids, lease_ids))
-    _settle(session, calls, "leases were extended", text, leases=[])
+    settle_all(session, calls, "leases were extended", text, leases=[])
 
 
 @click.command()
@@ -116,7 +116,7 @@ def retry(session: Session, queue: str, ids: tuple[str, ...], after: str | None,
     def text(retried: int, died: int) -> str:
         return f"Put back {retried:,}" + (f", dead {died:,}" if died or dead else "")
 
-    _settle(session, calls, "items were put back", text, retried=0, dead=0)
+    settle_all(session, calls, "items were put back", text, retried=0, dead=0)
 
 
 @click.command()
@@ -129,4 +129,4 @@ def drop(session: Session, queue: str, ids: tuple[str, ...]) -> None:
     Safe to repeat.
     """
     calls = (session.client.delete_items(queue, chunk) for chunk in chunks(arguments_or_stdin(ids, "ids"), MAX_ITEMS_JSON))
-    _settle(session, calls, "items were deleted", lambda deleted: f"Deleted {deleted:,}", deleted=0)
+    settle_all(session, calls, "items were deleted", lambda deleted: f"Deleted {deleted:,}", deleted=0)

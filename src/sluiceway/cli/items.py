@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,12 @@ from sluiceway.cli.line_producer import produce_lines
 from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PARTITIONS
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS
 
 if TYPE_CHECKING:
     from sluiceway.client import LeasedItem
+    from sluiceway.client.answers import BrowsedItem
+    from sluiceway.client.item_calls import State
 
 
 def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
@@ -98,7 +100,7 @@ def lease(
     leased = session.client.lease(queue, batch_size=count, request_timeout=wait, lease_timeout=lease_timeout, max_partitions=spread)
     if not leased.items and "lease" in paused_verbs(session, queue):
         raise SluicewayError("queue_paused", f"queue {queue} is paused for leasing", "queue_name")
-    _print_items(session, leased.items)
+    print_items(session, leased.items)
     if session.as_json:
         return
     for each in leased.leases:
@@ -114,30 +116,50 @@ def lease(
 @click.option("--partition", type=click.IntRange(0), help="Only items of this partition.")
 @click.option("--lease", "lease_id", metavar="LEASE_ID", help="Show the open items of this lease instead of the next ready ones.")
 @click.option("--start", type=click.IntRange(0), help="Start position in the lease. Only with --lease.")
+@click.option("--state", type=click.Choice(["ready", "leased", "scheduled"]), help="Show items in this state instead.")
 @connected
-def peek(session: Session, queue: str, count: int, partition: int | None, lease_id: str | None, start: int | None) -> None:
-    """Show the next ready items of QUEUE without leasing them.
+def peek(
+    session: Session, queue: str, count: int, partition: int | None, lease_id: str | None, start: int | None, state: State | None
+) -> None:
+    """Show the next ready items of QUEUE, or those in another state, without leasing them.
 
-    With --json: the same objects as `lease`.
+    With --json: the same objects as `lease`, with --state also the state.
     """
     if lease_id is None and start is not None:
         raise click.UsageError("--start needs --lease")
-    if lease_id is not None and partition is not None:
-        raise click.UsageError("--lease and --partition exclude each other")
-    _print_items(session, session.client.peek(queue, limit=count, partition=partition, lease_id=lease_id, start=start))
+    if lease_id is not None and (partition is not None or state is not None):
+        raise click.UsageError(f"--lease and {'--state' if partition is None else '--partition'} exclude each other")
+    if state is not None:
+        print_items(session, _in_state(session, queue, count, partition, state))
+        return
+    print_items(session, session.client.peek(queue, limit=count, partition=partition, lease_id=lease_id, start=start))
 
 
-def _print_items(session: Session, items: Iterable[LeasedItem]) -> None:
+def _in_state(session: Session, queue: str, count: int, partition: int | None, state: State) -> Iterator[BrowsedItem]:
+    if partition is not None:
+        yield from session.client.browse(queue, partition, states=[state], limit=count)
+        return
+    following: str | None = None
+    while count:
+        page = session.client.search(queue, states=[state], limit=min(count, MAX_ITEMS_JSON), next=following)
+        yield from page
+        count, following = count - len(page), page.next
+        if following is None:
+            break
+
+
+def print_items(session: Session, items: Iterable[LeasedItem | BrowsedItem]) -> None:
+    """Print the items: a table with the columns in which any has a value, or a line of JSON for each."""
     items = list(items)
     if session.as_json:
         for item in items:
-            print_json(_json_item(item))
+            print_json(json_item(item))
         return
     if not items:
         click.echo("No items", err=True)
         return
     longest = max(20, shutil.get_terminal_size().columns - 40) if sys.stdout.isatty() else 200
-    columns, rows = ["id", "attempt", "payload"], [[item.id, item.attempts, printable(item.payload, longest)] for item in items]
+    columns, rows = ["id", "attempt", "payload"], [[item.id, item.attempts, printable(item.payload or b"", longest)] for item in items]
     for name, get in _OPTIONAL_COLUMNS.items():
         if any(values := [get(item) for item in items]):
             columns.append(name)
@@ -145,7 +167,9 @@ def _print_items(session: Session, items: Iterable[LeasedItem]) -> None:
     print_table(table(columns, rows, right=("attempt",)))
 
 
-_OPTIONAL_COLUMNS: dict[str, Callable[[LeasedItem], str | None]] = {
+_OPTIONAL_COLUMNS: dict[str, Callable[[LeasedItem | BrowsedItem], str | None]] = {
+    "state": lambda item: getattr(item, "state", None),
+    "due": lambda item: f"{at:%Y-%m-%d %H:%M:%S} UTC" if (at := getattr(item, "enqueue_at", None)) else None,
     "kind": lambda item: item.kind,
     "reference": lambda item: item.reference,
     "died in": lambda item: (item.headers or {}).get("sluiceway-queue"),
@@ -154,11 +178,12 @@ _OPTIONAL_COLUMNS: dict[str, Callable[[LeasedItem], str | None]] = {
 """Columns that are shown if an item has a value."""
 
 
-def _json_item(item: LeasedItem) -> dict[str, Any]:
+def json_item(item: LeasedItem | BrowsedItem) -> dict[str, Any]:
+    """The item for JSON output, without what it does not have."""
     import msgspec
 
     fields = {name: value for name, value in msgspec.structs.asdict(item).items() if value is not None}
-    payload = fields.pop("payload")
+    payload = fields.pop("payload", b"")
     try:
         return fields | {"utf8": payload.decode()}
     except UnicodeDecodeError:

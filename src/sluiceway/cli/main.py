@@ -23,6 +23,7 @@ _ROOMS = {
     **dict.fromkeys(("produce", "lease", "peek"), "items"),
     **dict.fromkeys(("complete", "retry", "release", "extend"), "item_outcomes"),
     **dict.fromkeys(("stats", "explain"), "stats"),
+    **dict.fromkeys(("search", "show", "run-now", "move"), "item_search"),
     "drop": "item_outcomes",
     "redrive": "redrive",
     "partition": "stats",
@@ -52,6 +53,9 @@ _FIELD_WORDS = {
     **dict.fromkeys(("status", "info", "health", "check"), "sluiceway top, sluiceway stats QUEUE, or sluiceway doctor"),
     **dict.fromkeys(("create", "new", "declare"), "sluiceway queue create NAME"),
     **dict.fromkeys(("ls", "list", "queues"), "sluiceway queue list"),
+    **dict.fromkeys(("find", "grep", "filter", "browse"), "sluiceway search QUEUE"),
+    **dict.fromkeys(("promote", "run_now", "kick"), "sluiceway run-now QUEUE ID"),
+    **dict.fromkeys(("transfer", "mv"), "sluiceway move QUEUE ID --to QUEUE"),
     **dict.fromkeys(("delete", "rm", "remove"), "sluiceway queue delete NAME; for single items: sluiceway drop QUEUE ID"),
     **dict.fromkeys(("start", "server", "up"), "sluiceway dev to try things, sluiceway serve --data DIR to stay"),
     **dict.fromkeys(("dlq", "dead", "dead-letters"), "sluiceway peek DEAD_QUEUE, and sluiceway redrive DEAD_QUEUE"),
@@ -73,7 +77,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ROOMS:
             return None
-        return cast(click.Command, getattr(import_module(f"sluiceway.cli.{_ROOMS[cmd_name]}"), cmd_name))
+        return cast(click.Command, getattr(import_module(f"sluiceway.cli.{_ROOMS[cmd_name]}"), cmd_name.replace("-", "_")))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         try:
