@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import httpx
 import pytest
@@ -18,8 +19,8 @@ from click.testing import CliRunner
 from sluiceway.cli.main import cli
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS
 from sluiceway.server.ui import payload
+from sluiceway.server.ui.pages.item_commands import COMMANDS as ITEM_COMMANDS
 from sluiceway.server.ui.pages.queue_commands import COMMANDS
-from sluiceway.server.ui.pages.queue_items import COMMANDS as ITEM_COMMANDS
 from tests.dashboard.test_ui import blocks, signed
 from tests.server.server_guarded import Guarded, guarded
 from tests.server.server_running import Running, eventually
@@ -214,7 +215,7 @@ def test_items_are_found_by_id_wherever_they_are(server: Running) -> None:
     server.ask("queue.complete", queue_name=name, ids=[leased])
     gone = page(server, f"/{name}/items", id=leased)
     assert "it was completed" in gone
-    assert "Payload" not in gone
+    assert 'aria-label="Payload"' not in gone
     assert 'role="alert"' in page(server, f"/{name}/items", id=EVIL)
 
 
@@ -272,6 +273,81 @@ def test_items_are_listed_by_state_and_page_by_page(server: Running, monkeypatch
     assert listed("ready") == [*"efgh"]
 
 
+def again(text: str) -> dict[str, str]:
+    """The values with which a button of the page opens the form that sends an item again."""
+    found = re.search(r'href="/ui/ask/queue.produce\?([^"]*utf8=[^"]*)"', text)
+    assert found is not None
+    return dict(parse_qsl(html.unescape(found[1]), keep_blank_values=True))
+
+
+def test_a_search_finds_items_of_all_partitions_page_by_page(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluiceway.server.ui.pages.queue_items._SHOWN", 2)
+    name = server.queue(requested_partitions=3)
+    for at in range(6):
+        item = {"utf8": f"order {at} {EVIL}", "kind": f"kind {at % 2}", "headers": {"tenant": "it's me"}, "reference": EVIL}
+        server.ask("queue.produce", queue_name=name, items=[item | ({"enqueue_at": LATER} if at == 5 else {})])
+
+    def found(**query: str) -> list[str]:
+        """The first words of the payloads of all pages."""
+        words, path = [], f"/{name}/items?{urlencode(query)}"
+        while path:
+            text = server.http.get(f"/ui/queues{path}").text
+            assert "<img" not in text.split("<main")[1]
+            words += [row[4][:7] for row in rows(text, "items")] if 'id="items"' in text else []
+            after = re.search(r'href="/ui/queues(/[^"]*&amp;next=[^"]+)"', text)
+            path = html.unescape(after[1]) if after else ""
+        return sorted(words)
+
+    assert found(kind="kind 1") == ["order 1", "order 3", "order 5"]
+    assert found(**{"in": "scheduled"}) == ["order 5"]
+    assert found(header="tenant=it's me", contains="order 4") == ["order 4"]
+    assert found(header="tenant", kind="kind 0", reference=EVIL) == ["order 0", "order 2", "order 4"]
+    assert found(reason="it did not die") == []
+    text = page(server, f"/{name}/items", header="tenant=it's me", **{"in": "ready"})
+    line = html.unescape(re.findall(r'<p class="cli"><code>(.*?)</code>', text)[0])
+    assert shlex.split(line) == ["sluiceway", "search", name, "--header", "tenant=it's me", "--state", "ready"]
+    assert "No item found among 6 compared" in page(server, f"/{name}/items", kind="none")
+
+
+def test_checked_items_are_run_moved_and_deleted(server: Running) -> None:
+    name, other = server.queue(), server.queue()
+    for _ in range(3):
+        server.ask("queue.produce", queue_name=name, items=[{"utf8": "later", "enqueue_at": LATER}])
+    one, two, three = (row[0] for row in rows(page(server, f"/{name}/items", state="scheduled"), "items"))
+    # Each check box sends its id.
+    asked = server.http.get("/ui/ask/items.run_now", params=[("queue_name", name), ("ids", one), ("ids", two)])
+    assert f"sluiceway run-now {name} {one} {two}" in asked.text
+    assert re.search(rf"<textarea[^>]*>\s*{re.escape(one)} {re.escape(two)}</textarea>", asked.text)
+    done = do(server, "items.run_now", queue_name=name, ids=f"{one} {two} {one[:8]}.0.99")
+    assert "<dt>ready</dt><dd>2</dd>" in done
+    assert f"{one[:8]}.0.99</code>: unknown" in done
+    assert (server.totals(name)["ready"], server.totals(name)["scheduled"]) == (2, 1)
+    assert "nothing changed" in do(server, "items.move", queue_name=name, ids=three)
+    do(server, "items.move", queue_name=name, ids=three, target=other)
+    assert (server.totals(name)["scheduled"], server.totals(other)["ready"]) == (0, 1)
+
+
+def test_an_item_is_produced_and_sent_again_after_an_edit(server: Running) -> None:
+    name = server.queue()
+    body = '{"b": 1.50, "a": ["x"]}'
+    do(server, "queue.produce", queue_name=name, utf8=body, kind="mail", headers="tenant=a b\r\nempty=", after="1h")
+    (item,) = server.ask("storage/scheduled.list", queue_name=name)["items"]
+    assert (base64.b64decode(item["payload"]).decode(), item["kind"], item["headers"]) == (body, "mail", {"tenant": "a b", "empty": ""})
+    shown = page(server, f"/{name}/items", id=item["id"])
+    assert '{\n  "b": 1.50,\n  "a": [\n    "x"\n  ]\n}' in html.unescape(shown)
+    do(server, "queue.produce", **again(shown) | {"utf8": "\nedited\r\ntwice"})
+    (copy,) = server.ask("storage/items.list", queue_name=name)["items"]
+    assert base64.b64decode(copy["payload"]) == b"\nedited\ntwice"
+    assert (copy["kind"], copy["headers"]) == ("mail", {"tenant": "a b", "empty": "", "copy-of": item["origin"]})
+    # The leading line break is not lost on the way through a form.
+    asked = server.http.get("/ui/ask/queue.produce", params=again(page(server, f"/{name}/items", id=copy["id"]))).text
+    assert '<textarea id="f-utf8" name="utf8" rows="3">\n\nedited' in asked
+    assert "not of the form NAME=VALUE" in do(server, "queue.produce", queue_name=name, headers="tenant")
+    server.ask("queue.produce", queue_name=name, items=[{"bytes": base64.b64encode(b"\xff").decode()}])
+    binary = server.ask("storage/items.list", queue_name=name)["items"][1]["id"]
+    assert "Edit and send again" not in page(server, f"/{name}/items", id=binary)
+
+
 def test_payloads_are_cut_and_what_cannot_be_seen_is_spelt_out() -> None:
     def encoded(data: bytes) -> str:
         return base64.b64encode(data).decode()
@@ -284,6 +360,8 @@ def test_payloads_are_cut_and_what_cannot_be_seen_is_spelt_out() -> None:
     assert payload.preview(encoded(b"x" * 1_000 + b"\xff")).note == ""
     # A character that is cut off by the item, and not by the preview.
     assert payload.preview(encoded("é".encode()[:1])).note == "binary"
+    assert payload.whole(encoded(b'{"a":1.50,"b":[]}')) == ('{\n  "a": 1.50,\n  "b": []\n}', "JSON, indented", 17)
+    assert payload.whole(encoded(b"[1")).note == ""
     assert payload.whole(encoded("\u202eabc\x00é\n".encode())).text == "\\u202eabc\\x00é\n"
     cut = payload.whole(encoded("é".encode() * payload.WHOLE))
     assert cut.text == "é" * (payload.WHOLE // 2)
@@ -427,6 +505,12 @@ FILLED = {
     "version": "7",
     "verbs": "lease",
     "ids": "a.0.1 a.0.2",
+    "target": "other",
+    "utf8": "two\nlines",
+    "kind": "mail",
+    "encoding": "json",
+    "headers": "a=1\r\nb=x y",
+    "after": "5m",
     "lease_timeout": "1m",
     "max_lease_timeout": "2h",
     "max_attempts": "3",
@@ -475,6 +559,8 @@ def test_who_may_only_read_sees_why_a_button_does_nothing(keyed: Guarded) -> Non
             text = reader.get(f"/ui/queues/mine{tab}").text
             assert "<code>manage:mine</code>" in text, tab
             assert "/ui/ask/" not in text
+        text = reader.get("/ui/queues/mine/items").text
+        assert all(label in text for label in ("Run now…", "Move…", "Delete…", "Produce an item…", "<code>produce:mine</code>"))
         assert "scope admin" in reader.get("/ui/queues/mine/audit").text
         assert "<code>manage:*</code>" in reader.get("/ui/queues").text
     with signed(keyed, "manage:mine*", "read:mine*") as manager:

@@ -187,7 +187,8 @@ def show(session: Session, queue: str, item_id: str) -> None:
     if session.as_json:
         session.print(json_item(item), "")
         return
-    facts: list[tuple[str, object]] = [(name.replace("_", " "), _shown(getattr(item, name))) for name in _FACTS if getattr(item, name) is not None]
+    values = {name: getattr(item, name) for name in _FACTS}
+    facts = [(name.replace("_", " "), _shown(value)) for name, value in values.items() if value is not None]
     facts += [(f"header {printable(name.encode())}", printable(value.encode(), 1_000)) for name, value in (item.headers or {}).items()]
     session.print({}, table(("", ""), facts))
     click.echo()

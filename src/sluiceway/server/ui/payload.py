@@ -7,6 +7,8 @@ import codecs
 import unicodedata
 from typing import Final, NamedTuple
 
+from sluiceway.kernel.json_text import indented
+
 PREVIEW: Final = 120
 """Characters of a payload that a list shows."""
 _HEAD: Final = PREVIEW * 8
@@ -43,7 +45,17 @@ def whole(encoded: str) -> Payload:
     if text is None:
         note = "not UTF-8, shown in hexadecimal"
         return Payload(_dump(data[:WHOLE]), f"{note}; {cut}" if cut else note, len(data))
+    lines = None if cut else indented(data)
+    if lines is not None and len(lines) <= 2 * WHOLE:
+        return Payload(visible(lines.decode("utf-8")), "JSON, indented", len(data))
     return Payload(visible(data[:WHOLE].decode("utf-8", "ignore")), cut, len(data))
+
+
+def editable(encoded: str) -> str | None:
+    """The text that a form can change and send again; None: the payload, in base64, is not text, or is larger than a page shows."""
+    data = base64.b64decode(encoded)
+    text = _utf8(data)
+    return None if text is None or len(data) > WHOLE or "\0" in text or "\r" in text else text
 
 
 def visible(text: str) -> str:

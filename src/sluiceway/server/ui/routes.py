@@ -9,6 +9,7 @@ from sluiceway.server.ui.pages import (
     audit,
     cluster,
     dead,
+    item_commands,
     map,
     overview,
     queue,
@@ -59,4 +60,4 @@ VIEWS: Final[tuple[View, ...]] = (
 )
 """The first matching pattern wins."""
 
-COMMANDS: Final[tuple[Command, ...]] = (*queues.COMMANDS, *queue_items.COMMANDS, *map.COMMANDS, *dead.COMMANDS, *settings.COMMANDS)
+COMMANDS: Final[tuple[Command, ...]] = (*queues.COMMANDS, *item_commands.COMMANDS, *map.COMMANDS, *dead.COMMANDS, *settings.COMMANDS)

@@ -55,6 +55,7 @@ class Site:
         self._counts: dict[object, Counts] = {}
         self._assets: dict[str, Asset] = {}
         self._commands = {command.name: command for command in COMMANDS}
+        self._lists = {field.name for command in COMMANDS for field in command.fields if field.kind == "list"}
 
     def stop(self) -> None:
         """End every stream, now and from now on."""
@@ -122,9 +123,13 @@ class Site:
         counts = self._counts.setdefault(api.reader, Counts())
         return Visit(api, counts, path, self._query(request), partial=_is_partial(request))
 
-    @staticmethod
-    def _query(request: Request) -> dict[str, str]:
-        return dict(parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    def _query(self, request: Request) -> dict[str, str]:
+        return self._fields(request.scope["query_string"].decode("latin-1"))
+
+    def _fields(self, text: str) -> dict[str, str]:
+        """The last value of each name. Values of a list are joined: each may come from a check box of its own."""
+        pairs = parse_qsl(text, keep_blank_values=True)
+        return dict(pairs) | {name: " ".join(value for each, value in pairs if each == name) for name, _ in pairs if name in self._lists}
 
     def _view(self, visit: Visit) -> View:
         path = visit.path.rstrip("/") or ROOT
@@ -201,7 +206,7 @@ class Site:
 
     async def _post(self, path: str, request: Request, send: Send) -> None:
         await request.read_body(_MOST)
-        given = dict(parse_qsl(bytes(request.body).decode("utf-8", "replace"), keep_blank_values=True))
+        given = self._fields(bytes(request.body).decode("utf-8", "replace"))
         if path == f"{ROOT}/sign-in":
             await self._sign(given, request, send)
             return

@@ -48,8 +48,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A form field of a command. `flag` is its command-line option; empty for an argument. `choices` of a select are pairs of value and
-    label. `value` is the initial value. A `known` field is read-only: the page that opened the form has filled it in.
+    """A form field of a command. `flag` is its command-line option; empty for an argument. `value` is the initial value.
+
+    A `list` is words, an `area` text of several lines, passed on as it is. `choices` of a select are pairs of value and label. A `known`
+    field is read-only: the page that opened the form has filled it in.
 
     `means` converts the text to the value of the API call, `words` to command-line words; the default is the text itself. A ticked flag
     with `gives` sets that field to that value.
@@ -57,7 +59,7 @@ class Field:
 
     name: str
     label: str
-    kind: Literal["text", "number", "flag", "select", "list", "known"] = "text"
+    kind: Literal["text", "number", "flag", "select", "list", "area", "known"] = "text"
     flag: str = ""
     hint: str = ""
     choices: tuple[tuple[str, str], ...] = ()
@@ -66,6 +68,11 @@ class Field:
     means: Callable[[str], object] | None = None
     words: Callable[[str], list[str]] | None = None
     gives: tuple[str, object] | None = None
+
+    def text(self, given: Mapping[str, str]) -> str:
+        """The field's text in a filled-in form. Browsers send the lines of an area with carriage returns."""
+        text = given.get(self.name, "")
+        return text.replace("\r\n", "\n") if self.kind == "area" else text.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,14 @@ class Command:
     """The outcome in the title of the result."""
     tells: bool = False
     """Whether the result shows the fields of the answer."""
+    shape: Callable[[Facts], Facts] | None = None
+    """Builds the fields of the call from those of the form; None: they are the same."""
 
     def values(self, given: Mapping[str, str]) -> Facts:
         """The fields of the call from a filled-in form, without blank ones. Raises `invalid_request`."""
         found: Facts = {}
         for field in self.fields:
-            text = given.get(field.name, "").strip()
+            text = field.text(given)
             if field.kind == "flag":
                 if text:
                     name, value = field.gives or (field.name, True)
@@ -110,13 +119,13 @@ class Command:
                 found[field.name] = _value(field, text)
             elif field.required:
                 raise invalid(field.name, f"{field.label} is required")
-        return found
+        return found if self.shape is None else self.shape(found)
 
     def line(self, given: Mapping[str, str]) -> str:
         """The equivalent command line."""
         words, flags = ["sluiceway", *self.cli.split()], []
         for field in self.fields:
-            text = given.get(field.name, "").strip()
+            text = field.text(given)
             if not text:
                 continue
             if field.words is not None:

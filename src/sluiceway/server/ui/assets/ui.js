@@ -51,6 +51,8 @@
     if (event.target.matches("input[data-filter]")) filter(event.target);
     const form = event.target.closest("form.ask");
     if (form) line(form);
+    if (event.target.matches("input[data-all]"))
+      for (const each of document.querySelectorAll(`#${event.target.dataset.all} tbody input[type=checkbox]`)) each.checked = event.target.checked;
   });
   document.addEventListener("click", event => {
     const link = event.target.closest("[role=button][hx-get]");

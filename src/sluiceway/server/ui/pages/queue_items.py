@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,11 +13,11 @@ import msgspec
 
 from sluiceway.contract.item_answers import FAILURES_HEADER, FailedAttempt
 from sluiceway.server.ui.api import Facts, ProblemError
-from sluiceway.server.ui.pages.queue_commands import QUEUE
+from sluiceway.server.ui.pages.item_commands import COPY_OF
 from sluiceway.server.ui.pages.queues import every_queue
-from sluiceway.server.ui.payload import preview, visible, whole
-from sluiceway.server.ui.view import Command, Field, View
-from sluiceway.server.ui.visit import Visit
+from sluiceway.server.ui.payload import editable, preview, visible, whole
+from sluiceway.server.ui.view import View
+from sluiceway.server.ui.visit import Visit, facts_of
 
 _SHOWN: Final = 50
 _LOOKED_AT: Final = 1_000
@@ -31,6 +32,17 @@ STATES: Final = (("line", "ready or leased"), ("ready", "ready"), ("leased", "le
 """Filters of the list and their labels."""
 
 
+SEARCHED: Final = (
+    ("kind", "Kind"),
+    ("reference", "Reference"),
+    ("header", "Header"),
+    ("contains", "Payload contains"),
+    ("reason", "Reason"),
+)
+"""Fields of the search, and their labels."""
+ANY: Final = "any"
+
+
 async def _items(visit: Visit) -> Facts:
     name, wanted = visit.parts["name"], visit.query.get("id", "").strip()
     stats = await visit.api.call("queue.stats", queue_name=name)
@@ -40,16 +52,50 @@ async def _items(visit: Visit) -> Facts:
     state = state if state in dict(STATES) else STATES[0][0]
     asked = visit.query.get("partition", "")
     partition = next((number for number in numbers if asked == str(number)), numbers[0] if numbers else 0)
-    facts: Facts = {"here": "Items", "partitions": partitions, "partition": partition, "states": STATES, "state": state}
+    sought = facts_of(visit.query, (name for name, _ in SEARCHED))
+    is_search = bool(sought) or visit.query.get("in") in _IN
+    facts: Facts = {
+        "here": "Items",
+        "partitions": partitions,
+        "partition": partition,
+        "states": STATES,
+        "state": state,
+        "fields": SEARCHED,
+        "search": sought,
+        "in_states": _IN,
+        "line": "",
+        "skipped": [],
+        "is_search": is_search,
+    }
     if wanted:
         return {**facts, "one": await _one(visit, name, wanted), "rows": [], "next": None, "looked": 0, "problem": None}
     try:
+        if is_search:
+            return {**facts, "one": None, "problem": None, **await _searched(visit, name, sought)}
         rows, after, looked = await _page(visit, name, partition, state)
     except ProblemError as error:
         if error.is_stranger or error.code in ("forbidden", "queue_not_found"):
             raise
         return {**facts, "one": None, "rows": [], "next": None, "looked": 0, "problem": error}
     return {**facts, "one": None, "rows": rows, "next": after, "looked": looked, "problem": None}
+
+
+_IN: Final = {ANY: "any", "ready": "ready", "leased": "leased", "scheduled": "scheduled"}
+"""States of a search and their labels."""
+
+
+async def _searched(visit: Visit, queue_name: str, wanted: Facts) -> Facts:
+    """A page of what a search of all partitions finds."""
+    state = visit.query.get("in", ANY)
+    states = [state] if state in _IN and state != ANY else None
+    header, equals, value = wanted.get("header", "").partition("=")
+    fields = {name: text for name, text in wanted.items() if name != "header"}
+    fields |= {"headers": {header.strip(): value if equals else None}} if header else {}
+    found = await visit.api.call("queue.search", queue_name=queue_name, states=states, limit=_SHOWN, next=visit.query.get("next"), **fields)
+    rows = [_row({**item, "payload": item["bytes"], "created_at": item["enqueued_at"], "max_attempts": 0}) for item in found["items"]]
+    words = [word for name, _ in SEARCHED if name in wanted for word in (f"--{name}", wanted[name])]
+    line = shlex.join(["sluiceway", "search", queue_name, *words, *(("--state", state) if states else ())])
+    return {"rows": rows, "next": found["next"], "looked": found["looked_at"], "skipped": found["skipped"], "line": line}
 
 
 async def _page(visit: Visit, queue_name: str, partition: int, state: str) -> tuple[list[Facts], str | None, int]:
@@ -74,7 +120,7 @@ def _row(item: Facts, state: str = "") -> Facts:
     payload = preview(item["payload"])
     return {
         **item,
-        "state": "scheduled" if state == "scheduled" else "leased" if item["is_leased"] else "ready",
+        "state": item.get("state") or ("scheduled" if state == "scheduled" else "leased" if item["is_leased"] else "ready"),
         "kind": visible(item["kind"] or ""),
         "shown": payload.text,
         "note": payload.note,
@@ -124,8 +170,23 @@ async def _found(visit: Visit, queue_name: str, said: Facts) -> Facts | None:
             own = {name: text for name, text in (item["headers"] or {}).items() if not failures or name != FAILURES_HEADER}
             headers = [(visible(name), visible(text)) for name, text in own.items()]
             texts = {name: visible(item[name] or "") for name in ("kind", "encoding", "reference")}
-            return {**item, **texts, "headers": headers, "failures": failures, "payload": whole(item["payload"])}
+            facts = {"headers": headers, "failures": failures, "payload": whole(item["payload"]), "again": _again(queue_name, item)}
+            return {**item, **texts, **facts}
     return None
+
+
+def _again(queue_name: str, item: Facts) -> dict[str, str] | None:
+    """The form that sends the item again, filled in; None: a form cannot hold it as it is."""
+    payload = editable(item["payload"])
+    # Headers of its death, of an earlier copy and of a trace are about the old item.
+    own = ((name, text) for name, text in (item["headers"] or {}).items() if not name.startswith("sluiceway-"))
+    headers = {name: text for name, text in own if name not in (COPY_OF, "traceparent")}
+    texts = [item[name] or "" for name in ("kind", "encoding", "reference")] + [text for pair in headers.items() for text in pair]
+    if payload is None or any(text != text.strip() or not text.isprintable() for text in texts) or any("=" in name for name in headers):
+        return None
+    lines = [f"{name}={text}" for name, text in {**headers, COPY_OF: item["origin"]}.items()]
+    fields = {name: item[name] for name in ("kind", "encoding", "reference") if item[name]}
+    return {"queue_name": queue_name, "utf8": payload, **fields, "headers": "\n".join(lines)}
 
 
 # ---- dead items ---------------------------------------------------------------------------------------------------------
@@ -175,21 +236,6 @@ async def _reasons(visit: Visit, dead_queue: str, stats: Facts) -> Facts:
     return {"seen": found.total(), "waiting": sum(part.get("total", 0) for part in partitions), "reasons": reasons}
 
 
-COMMANDS: Final = (
-    Command(
-        "items.delete",
-        "Delete items",
-        "Delete",
-        "Permanently deletes these items if they are ready or scheduled, without the dead queue. Leased items stay.",
-        "storage/items.delete",
-        "manage",
-        "drop",
-        (QUEUE, Field("ids", "Item IDs", "list", required=True)),
-        destroys=True,
-        then="/ui/queues/{queue_name}/items",
-        tells=True,
-    ),
-)
 _ONE: Final = "/ui/queues/{name}"
 VIEWS: Final = (
     View(f"{_ONE}/items", "Items of {name}", "queue_items.html", _items, "Queues", still="queue_items_head.html", refreshes=False),
