@@ -209,19 +209,54 @@ def test_items_are_found_read_and_deleted(server: Child, client: Client, reader:
     client.produce("orders", [Item("later", enqueue_at=datetime.now(UTC) + timedelta(hours=1))])
     page = reader(server).open("/ui/queues/orders/items")
     page.locator("#items a", has_text=first).click()
-    is_shown(page, ".payload", '{"order": 17}')
+    is_shown(page, ".payload", '"order": 17')
     page.locator(".panel [role=button]", has_text="Delete").click()
     is_shown(page, "#cli", f"sluiceway drop orders {first}")
     confirm(page, "Delete", confirm="orders")
     page.locator("#dialog a", has_text="Continue").click()
     page.wait_for_url("**/ui/queues/orders/items")
     assert first not in page.locator("#items").inner_text()
-    page.get_by_label("State").select_option("scheduled")
+    page.get_by_label("State", exact=True).select_option("scheduled")
     page.get_by_role("button", name="Show").click()
     is_shown(page, "#items td", "later")
     page.get_by_label("Item id").fill(first)
     page.keyboard.press("Enter")
     is_shown(page, ".panel", "gone")
+
+
+def test_items_are_searched_checked_and_run_and_one_is_sent_again(server: Child, client: Client, reader: Opens) -> None:
+    client.create_queue("orders", requested_partitions=2)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    for number in range(4):
+        client.produce("orders", [Item(f'{{"order": {number}}}', kind=f"kind {number % 2}", enqueue_at=later, headers={"tenant": "x"})])
+    them = reader(server, PHONE)
+    page = them.open("/ui/queues/orders/items")
+    page.locator("summary", has_text="Search all partitions").click()
+    page.get_by_label("Kind", exact=True).fill("kind 1")
+    page.get_by_label("Header").fill("tenant=x")
+    page.get_by_role("button", name="Search", exact=True).click()
+    is_shown(page, ".cli", "sluiceway search orders --kind 'kind 1' --header tenant=x")
+    assert page.locator("#items tbody tr").count() == 2
+    fits(page)
+    axe(page)
+    page.get_by_label("Check all").check()
+    page.get_by_role("button", name="Run now…").click()
+    is_shown(page, "#dialog #cli", "sluiceway run-now orders")
+    axe(page)
+    confirm(page, "Run now")
+    assert sum(part.ready for part in client.stats("orders").partitions) == 2
+    page.locator("#dialog a", has_text="Continue").click()
+    page.wait_for_url("**/ui/queues/orders/items")
+    page.locator("#items a").first.click()
+    is_shown(page, ".payload", '"order"')
+    page.locator(".panel [role=button]", has_text="Edit and send again").click()
+    is_shown(page, "#dialog form")
+    page.locator("#dialog [name=utf8]").fill('{"order": "edited"}')
+    is_shown(page, "#cli", "--header copy-of=")
+    axe(page)
+    confirm(page, "Produce")
+    found = client.search("orders", headers={"copy-of": None}).items
+    assert [item.payload for item in found] == [b'{"order": "edited"}']
 
 
 def test_a_queue_is_cleared_and_deleted_by_its_name_alone(server: Child, client: Client, reader: Opens) -> None:
