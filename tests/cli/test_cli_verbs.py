@@ -216,6 +216,67 @@ def test_items_that_are_deleted(shell: Shell) -> None:
     assert shell.json("peek", shell.queue) == []
 
 
+@verb("search", "show", "run-now", "move")
+def test_items_are_found_shown_and_acted_on(shell: Shell) -> None:
+    other = f"{shell.queue}.dead"
+    for number in range(3):
+        shell.says("produce", shell.queue, f'{{"order":{number},"note":"\u202e"}}', "--kind", "order", "--header", f"tenant=t{number}")
+    shell.says("produce", shell.queue, "later", "soon", "--after", "1h", "--kind", "later")
+
+    def texts(*wanted: str) -> list[str]:
+        return sorted(item["utf8"][:10] for item in shell.json("search", shell.queue, *wanted))
+
+    assert texts("--kind", "order") == ['{"order":0', '{"order":1', '{"order":2']
+    assert texts("--header", "tenant=t1") == texts("--contains", '"order":1') == ['{"order":1']
+    assert len(texts("--header", "tenant")) == 3
+    assert texts("--header", "tenant", "-n", "2", "--state", "leased") == []
+    assert [item["state"] for item in shell.json("peek", shell.queue, "--state", "scheduled")] == ["scheduled"] * 2
+    code, out, err = shell.ends("search", shell.queue, "--kind", "later")
+    assert re.search(r"(?m)^id +attempt +payload +state +due +kind *$", out)
+    assert "Compared 5 items\n" in err
+    assert "there may be more: pass a higher -n" in shell.ends("search", shell.queue, "--kind", "order", "-n", "1")[2]
+
+    (item,) = shell.json("search", shell.queue, "--contains", '"order":1')
+    shown = shell.says("show", shell.queue, item["id"])
+    assert re.search(r"(?m)^header tenant +t1 *$", shown)
+    assert shown.endswith('\n{\n  "order": 1,\n  "note": "\\u202e"\n}\n'), "indented, and nothing that a terminal obeys"
+    assert shell.json("show", shell.queue, item["origin"])[0] == item
+    code, out, _ = shell.ends("show", shell.queue, "aaaaaaaa.0.1")
+    assert (code, out.split(":")[0]) == (3, "unknown")
+
+    first, second = (each["id"] for each in shell.json("peek", shell.queue, "--state", "scheduled"))
+    assert shell.says("run-now", shell.queue, first) == "Ready now 1\n"
+    assert shell.json("run-now", shell.queue, first) == [{"ready": 0, "ignored": [{"id": first, "reason": "gone"}]}]
+    assert shell.says("move", shell.queue, item["id"], "--to", other) == "Moved 1\n"
+    assert shell.json("move", other, "-", stdin=shell.json("peek", other)[0]["id"].encode())[0]["ignored"][0]["reason"] == "no_source"
+    assert shell.json("search", shell.queue, "--id", second)[0]["state"] == "scheduled"
+
+
+def test_what_a_search_finds_is_acted_on_once_that_is_confirmed(shell: Shell) -> None:
+    other = f"{shell.queue}.dead"
+    shell.says("produce", shell.queue, *(f"item {number}" for number in range(5)), "--kind", "a")
+    shell.says("produce", shell.queue, "later", "--after", "1h")
+    drop = ("search", shell.queue, "--kind", "a", "--drop")
+    code, _, err = shell.ends(*drop)
+    assert (code, "pass --yes to confirm" in err) == (2, True)
+    code, out, err = shell.ends(*drop, stdin=b"n\n", terminal=True)
+    assert (code, out) == (0, "")
+    assert "Permanently delete 5 items of" in err
+    assert "Nothing was changed" in err
+    assert shell.ends(*drop, "-n", "2", stdin=b"y\n", terminal=True)[1] == "Deleted 2\n"
+    assert shell.json("search", shell.queue, "--kind", "a", "--move-to", other, "--yes") == [{"matched": 3, "moved": 3, "ignored": []}]
+    assert shell.says("search", shell.queue, "--run-now", "--yes") == "Ready now 1\n"
+    assert shell.says("search", shell.queue, "--kind", "none", "--drop", "--yes") == "Deleted 0\n"
+    for wrong, said in (
+        (("--drop", "--move-to", "q"), "exclude each other"),
+        (("--run-now", "--state", "ready", "--yes"), "--run-now does not act on ready items"),
+    ):
+        code, _, err = shell.ends("search", shell.queue, *wrong)
+        assert code == 2
+        assert said in err
+    assert shell.ends("peek", shell.queue, "--state", "leased", "--lease", "x")[0] == 2
+
+
 @verb("stats", "explain", "partition list", "partition explain", "top")
 def test_looking(shell: Shell) -> None:
     item = shell.json("produce", shell.queue, "x")[0]["first_id"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from sluiceway.cluster import router
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.inspection import DeleteItems, ListItems
+from sluiceway.model.inspection import DeleteItems, ListItems, MoveItems, RunNow, Search
+from sluiceway.model.item_filter import ItemFilter
 from sluiceway.model.peers import Ask, Count, PeerRequest
 from sluiceway.model.requests import (
     DONE,
@@ -277,6 +279,32 @@ def test_clear_import_delete_and_reload(tmp_path: Path, at: int) -> None:
             cleared = await service.clear("q", Clear(10_000))
             assert (cleared.ready, cleared.scheduled) == (11, 0)
             assert sum(sum(each) for each in counts(await service.count("q")).values()) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_search_run_now_and_move(tmp_path: Path, at: int) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (made, _):
+            service = (await filled(made, "x", "y"))[at]
+            await service.create_queue(spec("other", 3))
+            wanted = Search(0, ("ready", "leased", "scheduled"), ItemFilter(contains=b"y"), 100, 1_000, 20_000)
+            found = await service.search("q", wanted)
+            columns = [[batch.column(name).to_pylist() for name in ("partition", "offset")] for batch, _ in found.rows]
+            places = [place for partitions, offsets in columns for place in zip(partitions, offsets, strict=True)]
+            assert (found.looked_at, found.skipped, found.next, places) == (12, [], None, [(number, 1) for number in NUMBERS])
+            first = await service.search("q", replace(wanted, limit=4))
+            assert first.next is not None
+            rest = await service.search("q", replace(wanted, partition=first.next[0], start=first.next[1]))
+            assert [sum(batch.num_rows for batch, _ in each.rows) for each in (first, rest)] == [4, 2]
+            ready = await service.run_now("q", RunNow(dict.fromkeys(NUMBERS, NEVER), 10_000, ("other.0.0",)))
+            assert (ready.ready, sorted({why for _, why in ready.ignored})) == (0, ["ready", "unknown"])
+            moved = await service.move_items("q", MoveItems(dict.fromkeys(NUMBERS, NEVER), 20_000, ("other.0.0",), "other"))
+            assert (moved.matched, moved.moved, moved.targets) == (6, 6, {"other": 6})
+            assert sorted(why for _, why in moved.ignored) == ["unknown"] * 7
+            assert counts(await service.count("q")) == dict.fromkeys(NUMBERS, (1, 0))
+            assert sum(ready for ready, _ in counts(await service.count("other")).values()) == 6
 
     asyncio.run(run())
 

@@ -322,7 +322,7 @@ class Model:
             self.moment(now)
             item.offset = None if item.place == "due" else item.offset
             item.place, item.reason, item.target = "dying", "", target
-        return sorted([offset for offset in ready if offset is not None] + list(due))
+        return sorted([*ready, *due])
 
     def make_ready(self, offsets: Iterable[int], now: Millis) -> list[int]:
         """Which of them must be ready now. They are at the end of the line, under new offsets."""

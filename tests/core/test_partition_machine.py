@@ -183,7 +183,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def make_ready(self, picks: list[int], wild: list[int]) -> None:
         offsets = self._waiting(picks, wild)
         was_ready = {item.offset for item in self.model.ready()}
-        assert self._listed_among(offsets) == sorted(self._waiting_places().keys() & set(offsets.tolist()))
+        assert self._listed_among(offsets) == sorted(set(offsets.tolist()) & self._waiting_places().keys())
         made = self.rig.machine.log.make_ready(offsets, self.now)
         assert made.tolist() == self.model.make_ready(offsets.tolist(), self.now)
         for offset in set(offsets.tolist()) - set(made.tolist()):

@@ -12,7 +12,24 @@ import pyarrow as pa
 
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
-from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems, Standing
+from sluiceway.kernel.ids import ItemId
+from sluiceway.model.inspection import (
+    Browse,
+    BrowsedPage,
+    Deleted,
+    DeleteItems,
+    ItemsPage,
+    ListItems,
+    MadeReady,
+    MovedAway,
+    MoveItems,
+    Place,
+    RunNow,
+    Search,
+    SearchedPage,
+    Standing,
+)
+from sluiceway.model.item_filter import ItemFilter
 from sluiceway.model.items import batch_from_rows, digest, fit
 from sluiceway.model.leased_items import Slice, common_schema, served
 from sluiceway.model.peers import Ask, Count, Learn, Load, PeerRequest, Poll, Polled
@@ -58,6 +75,9 @@ def _answers() -> list[tuple[PeerRequest, Any]]:
         (_ask(ListItems(1, 0, 9)), ItemsPage([(batches[0], Standing(NOW)), (batches[1], Standing(None, NOW, 5))], 57)),
         (_ask(Settle({}, 5)), Settled(1, 2, 3, 4, [("k7f3q2ma.0.5", "not_yours")])),
         (_ask(DeleteItems({}, 5)), Deleted(5, [("k7f3q2ma.0.5", "leased")])),
+        (_ask(RunNow({}, 5)), MadeReady(5, [("k7f3q2ma.0.5", "ready")])),
+        (_ask(MoveItems({}, 5)), MovedAway(5, 4, {"other": 4}, [("k7f3q2ma.0.5", "no_source")])),
+        (_ask(Search(1, ("ready",), ItemFilter(), 9, 9, 5)), SearchedPage([(batches[0], Standing(NOW))], 57, Place(True, 3, 4))),
         (
             _ask(Count()),
             LogicalQueueStats(
@@ -76,12 +96,16 @@ def _answers() -> list[tuple[PeerRequest, Any]]:
 def sound() -> tuple[list[bytes], list[tuple[PeerRequest, bytes]], list[bytes]]:
     """Requests, answers and errors that are taken."""
     some = np.array([3, 4, 9, 50], np.int64)
+    wanted = ItemFilter(ItemId(_INCARNATION, 1, 5), "k", "r", {"a": None, "b": "x"}, b"\xff", "why")
     requests: list[PeerRequest] = [
         _ask(Produce(_ROWS, 5_000, ProduceKey("key", "group", 7), 2)),
         _ask(Produce(_BLOB.slice(10, 80), 5_000)),
         _ask(Settle({0: [Selection(DONE, some), Selection(Disposition("retry", NOW, None, "é"), lease=7)]}, 5, foreign=["x"], strict=True)),
         _ask(Extend([(1, 2)], 5, 6, offsets={3: some}, client_id="c")),
         _ask(DeleteItems({1: some, 2: some}, 5)),
+        _ask(RunNow({1: some}, 5)),
+        _ask(MoveItems({1: some}, 5, (), "other")),
+        _ask(Search(1, ("ready",), wanted, 9, 9, 5, Place(True, 3, 4))),
         _ask(Lease("c", 9, 5_000, None, 3, "key")),
         _ask(Browse(1, ("ready", "leased"), 9)),
         _ask(Browse(1, (), 9, "0a" * 24, 57, False)),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -45,7 +46,7 @@ async def every(service: Service, queue: str, request: Search) -> tuple[list[str
         request = Search(partition, request.states, request.wanted, request.limit, request.rows, request.request_timeout, start)
 
 
-async def put(service: Service, queue: str, *rows: dict[str, object], partition: int | None = None) -> None:
+async def put(service: Service, queue: str, *rows: dict[str, Any], partition: int | None = None) -> None:
     await service.produce(queue, Produce(batch_from_rows(list(rows)), 20_000, partition=partition))
 
 
@@ -129,8 +130,8 @@ async def test_a_call_is_bounded_and_the_next_one_goes_on_where_it_ended(tmp_pat
         await service.create_queue(spec("q", 2))
         for partition in range(2):
             for at in range(6):
-                rows = [{"payload": f"{partition}{at}{row}".encode(), "kind": "ab"[row % 2]} for row in range(5)]
-                await put(service, "q", *rows, partition=partition)
+                items = [{"payload": b"%d%d%d" % (partition, at, row), "kind": "ab"[row % 2]} for row in range(5)]
+                await put(service, "q", *items, partition=partition)
         whole, _ = await every(service, "q", search(ItemFilter(kind="a")))
         assert len(whole) == len(set(whole)) == 36
         for limit, rows, timeout in ((1, 100, 60_000), (5, 100, 60_000), (100, 3, 60_000), (100, 1, 60_000), (4, 9, 60_000), (100, 100, 0)):
@@ -196,7 +197,7 @@ async def test_dead_items_are_found_by_their_reason_and_go_back_to_where_they_di
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("dead"))
         await service.create_queue(spec("q", dead_queue="dead"))
-        await put(service, "q", *({"payload": f"{at}".encode()} for at in range(4)))
+        await put(service, "q", *[{"payload": b"%d" % at} for at in range(4)])
         await service.lease("q", Lease("c", 4))
         for at, reason in enumerate(["Timeout: 5 s", "Timeout: 7 s", "KeyError: 'x'", "KeyError: 'y'"]):
             await service.settle("q", settled(0, [at], Disposition("dead", reason=reason)))

@@ -62,7 +62,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/consumers.report": {"client_id": "c", "query": {"id": "q", "state": "running"}},
 }
 """What each call on one queue needs beside its name."""
-FIELDS = {
+FIELDS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/queues.create", "dead_queue"): {"queue_name": "orders-new"},
     ("/v1/queues.update", "dead_queue"): {"queue_name": OWN},
     ("/v1/queue.redrive", "target"): {"queue_name": OWN},

@@ -121,6 +121,20 @@ def _delete_items(caller: Caller) -> None:
     caller.ask("storage/items.delete", queue_name=name, ids=[stored["first_id"]])
 
 
+@made("/v1/storage/items.run_now")
+def _run_now(caller: Caller) -> None:
+    name = queue(caller)
+    stored = caller.ask("queue.produce", queue_name=name, items=[{"utf8": "x"}])
+    caller.ask("storage/items.run_now", queue_name=name, ids=[stored["first_id"]])
+
+
+@made("/v1/storage/items.move")
+def _move_items(caller: Caller) -> None:
+    name = queue(caller)
+    stored = caller.ask("queue.produce", queue_name=name, items=[{"utf8": "x"}])
+    caller.ask("storage/items.move", queue_name=name, ids=[stored["first_id"]], target="q")
+
+
 @made("/v1/rebalances.cancel")
 def _cancel(caller: Caller) -> None:
     name = queue(caller, requested_partitions=2)

@@ -24,17 +24,20 @@ from sluiceway.model.leased_items import Slice, present, served, take_rows, with
 from sluiceway.model.sparse import SparseBatch
 
 _STEP_ROWS = 10_000
-"""Items compared between two looks at the clock, during which no other request is served."""
-_STEP_PIECES = 1_000
+"""Items compared between two looks at the clock."""
+_STEP_PIECES = 200
 """The same limit in runs of items: each costs some Python work, and may have a blob of its own."""
 _STEP_BYTES = 8 << 20
 """The same limit in bytes of blobs, of which a step reads at least one."""
+_THREAD_BYTES = 1 << 20
+"""Bytes of payloads that are compared in a thread."""
 
 
 class _Step(NamedTuple):
-    """Items to compare. `next`: the place after them; None: they are the last."""
+    """Items to compare, whose blobs have `nbytes`. `next`: the place after them; None: they are the last."""
 
     found: list[Found]
+    nbytes: int
     next: Place | None
 
 
@@ -51,7 +54,11 @@ async def search(driver: QueueDriver, request: Search) -> SearchedPage:
         step = _step(executor.partition, finder, place, request.rows - page.looked_at)
         wanted = [each.listed.piece for each in step.found if finder.may_match(each.listed.piece)]
         blobs = await driver.blobs(executor.number, wanted, keep=False) if wanted else {}
-        page.next = finder.collect(page, step, blobs)
+        if request.wanted.contains is not None and step.nbytes > _THREAD_BYTES:
+            # Arrow compares some 300 MB/s, and lets other calls be served meanwhile.
+            page.next = await asyncio.to_thread(finder.collect, page, step, blobs)
+        else:
+            page.next = finder.collect(page, step, blobs)
         if page.next is None or finder.is_full or page.looked_at >= request.rows or system.now() >= deadline:
             return page
         place = page.next
@@ -145,16 +152,16 @@ def _step(partition: Partition, finder: _Finder, start: Place, most: int) -> _St
     for each in from_place(partition, finder.states, start):
         piece = each.listed.piece
         if found and (not left or len(found) == _STEP_PIECES or nbytes >= _STEP_BYTES):
-            return _Step(found, each.place)
+            return _Step(found, nbytes, each.place)
         if piece.blob not in blobs and finder.may_match(piece):
             blobs.add(piece.blob)
             nbytes += partition.log.blobs[piece.blob].nbytes
         if len(piece.rows) > left:
             found.append(each._replace(listed=each.listed._replace(piece=first_rows([piece], left)[0])))
-            return _Step(found, after(each, left))
+            return _Step(found, nbytes, after(each, left))
         found.append(each)
         left -= len(piece.rows)
-    return _Step(found, None)
+    return _Step(found, nbytes, None)
 
 
 def _rest(step: _Step, at: int, seen: int) -> Place | None:
