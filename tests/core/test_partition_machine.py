@@ -182,13 +182,15 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(picks=PICKS, wild=st.lists(st.integers(-1, 60), max_size=3))
     def make_ready(self, picks: list[int], wild: list[int]) -> None:
         offsets = self._waiting(picks, wild)
-        was_ready = {item.offset for item in self.model.ready()}
+        was_ready, end = {item.offset for item in self.model.ready()}, self.model.header.next
         assert self._listed_among(offsets) == sorted(set(offsets.tolist()) & self._waiting_places().keys())
         made = self.rig.machine.log.make_ready(offsets, self.now)
         assert made.tolist() == self.model.make_ready(offsets.tolist(), self.now)
         for offset in set(offsets.tolist()) - set(made.tolist()):
             leased = any(item.offset == offset for item in self.model.leased())
-            other = "ready" if offset in was_ready else "gone" if 0 <= offset < self.model.header.next else "unknown"
+            # An offset that was not given before may have been given to one of them.
+            is_ready = offset in was_ready or end <= offset < end + len(made)
+            other = "ready" if is_ready else "gone" if 0 <= offset < end else "unknown"
             assert why_left(self.rig.machine, offset) == ("leased" if leased else other)
 
     def _waiting_places(self) -> dict[int | None, Item]:

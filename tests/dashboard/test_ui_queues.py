@@ -217,6 +217,11 @@ def test_items_are_found_by_id_wherever_they_are(server: Running) -> None:
     assert "it was completed" in gone
     assert 'aria-label="Payload"' not in gone
     assert 'role="alert"' in page(server, f"/{name}/items", id=EVIL)
+    # One that is back under another id is a link away.
+    server.lease(name, batch_size=1)
+    server.ask("queue.release", queue_name=name, ids=[ready])
+    (back,) = server.ask("storage/items.list", queue_name=name)["items"]
+    assert re.search(rf'is now <a [^>]*id={re.escape(back["id"])}">', page(server, f"/{name}/items", id=ready))
 
 
 def test_an_item_shows_its_failed_attempts_here_and_in_the_dead_queue(server: Running) -> None:

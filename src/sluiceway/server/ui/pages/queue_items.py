@@ -138,7 +138,8 @@ async def _one(visit: Visit, queue_name: str, item_id: str) -> Facts:
         return {"id": item_id, "problem": error, "said": None, "item": None}
     item = await _found(visit, queue_name, said)
     failures = [_failure(each) for each in said.get("failures") or (item and item["failures"]) or []]
-    return {"id": said["id"], "problem": None, "said": said, "item": item, "failures": failures}
+    now = None if item else await _now(visit, queue_name, said["id"])
+    return {"id": said["id"], "problem": None, "said": said, "item": item, "failures": failures, "now": now}
 
 
 def _failure(failure: Facts) -> Facts:
@@ -154,6 +155,17 @@ def _failures_before_death(headers: Mapping[str, str]) -> list[Facts]:
     except msgspec.MsgspecError:
         return []
     return [msgspec.to_builtins(each) for each in found]
+
+
+async def _now(visit: Visit, queue_name: str, item_id: str) -> str | None:
+    """The present id of the item whose origin that is: the reader may have followed a link a moment too late."""
+    try:
+        found = await visit.api.call("queue.search", queue_name=queue_name, id=item_id, limit=1, payload=False)
+    except ProblemError as error:
+        if error.is_stranger:
+            raise
+        return None
+    return next((str(item["id"]) for item in found["items"]), None)
 
 
 async def _found(visit: Visit, queue_name: str, said: Facts) -> Facts | None:
