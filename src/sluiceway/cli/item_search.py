@@ -103,20 +103,32 @@ def search(
     acting.run(session, queue, ids, target)
 
 
+def _parts(session: Session, ids: Iterable[str]) -> Iterator[list[str]]:
+    """The ids of each call; says on a terminal how many are done."""
+    done = 0
+    for chunk in chunks(ids, MAX_ITEMS_JSON):
+        yield chunk
+        done += len(chunk)
+        if session.progress:
+            click.echo(f"\r{done:,} items\x1b[K", err=True, nl=False)
+    if session.progress:
+        click.echo("\r\x1b[K", err=True, nl=False)
+
+
 def _run_now(session: Session, queue: str, ids: Iterable[str], target: str | None) -> None:
     del target
-    calls = (session.client.run_now(queue, chunk) for chunk in chunks(ids, MAX_ITEMS_JSON))
+    calls = (session.client.run_now(queue, chunk) for chunk in _parts(session, ids))
     settle_all(session, calls, "items were made ready", lambda ready: f"Ready now {ready:,}", ready=0)
 
 
 def _drop(session: Session, queue: str, ids: Iterable[str], target: str | None) -> None:
     del target
-    calls = (session.client.delete_items(queue, chunk) for chunk in chunks(ids, MAX_ITEMS_JSON))
+    calls = (session.client.delete_items(queue, chunk) for chunk in _parts(session, ids))
     settle_all(session, calls, "items were deleted", lambda deleted: f"Deleted {deleted:,}", deleted=0)
 
 
 def _move(session: Session, queue: str, ids: Iterable[str], target: str | None) -> None:
-    calls = (session.client.move_items(queue, chunk, target) for chunk in chunks(ids, MAX_ITEMS_JSON))
+    calls = (session.client.move_items(queue, chunk, target) for chunk in _parts(session, ids))
 
     def text(matched: int, moved: int) -> str:
         return f"Moved {moved:,}" + (f"; {matched - moved:,} still in transit" if matched > moved else "")
