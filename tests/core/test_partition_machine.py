@@ -339,7 +339,7 @@ class PartitionMachine(RuleBasedStateMachine):
         pages = cycle(cuts)
         while place is not None:
             left = next(pages)
-            for each in from_place(self.rig.machine, states, place):
+            for each in from_place(self.rig.machine, states, place, sorted(self.rig.machine.log.dues)):
                 piece = each.listed.piece
                 found += (piece.rows[:left] + piece.blob).tolist()
                 if len(piece.rows) > left:

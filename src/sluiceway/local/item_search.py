@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from sluiceway.model.sparse import SparseBatch
 
 _STEP_ROWS = 10_000
 """Items compared between two looks at the clock."""
-_STEP_PIECES = 200
+_STEP_PIECES = 500
 """The same limit in runs of items: each costs some Python work, and may have a blob of its own."""
 _STEP_BYTES = 8 << 20
 """The same limit in bytes of blobs, of which a step reads at least one."""
@@ -49,9 +49,10 @@ async def search(driver: QueueDriver, request: Search) -> SearchedPage:
     deadline = system.now() + request.request_timeout
     page, place = SearchedPage(), request.start
     finder = _Finder(request, driver.record.incarnation)
+    entries = sorted(driver.executor(request.partition).partition.log.dues) if "scheduled" in request.states else []
     while True:
         executor = driver.executor(request.partition)
-        step = _step(executor.partition, finder, place, request.rows - page.looked_at)
+        step = _step(executor.partition, finder, place, request.rows - page.looked_at, entries)
         wanted = [each.listed.piece for each in step.found if finder.may_match(each.listed.piece)]
         blobs = await driver.blobs(executor.number, wanted, keep=False) if wanted else {}
         if request.wanted.contains is not None and step.nbytes > _THREAD_BYTES:
@@ -90,14 +91,13 @@ class _Finder:
 
     def collect(self, page: SearchedPage, step: _Step, blobs: Mapping[int, pa.RecordBatch | SparseBatch]) -> Place | None:
         """Add the step's matching items to the page, up to the limits. Returns the place at which to search on; None: the end."""
+        matching = self._matching_of([each.listed.piece for each in step.found], blobs)
         for at, each in enumerate(step.found):
-            listed = each.listed
-            blob = blobs.get(listed.piece.blob)
-            found = None if blob is None else self._matching(listed.piece, blob)
-            if found is None or blob is None:
+            listed, found = each.listed, matching.get(at)
+            if found is None:
                 page.looked_at += len(listed.piece.rows)
                 continue
-            batch = served(self._request.partition, listed.lease, first_rows([found], self._left)[0], blob)
+            batch = served(self._request.partition, listed.lease, first_rows([found], self._left)[0], blobs[found.blob])
             if not self._request.payload:
                 batch = without_payloads(batch)
             page.rows.append((batch, listed.standing))
@@ -109,6 +109,27 @@ class _Finder:
                 return _rest(step, at, seen)
             page.looked_at += len(listed.piece.rows)
         return step.next
+
+    def _matching_of(self, pieces: list[Slice], blobs: Mapping[int, pa.RecordBatch | SparseBatch]) -> dict[int, Slice]:
+        """The items that match, by the index of their piece. Compares each blob once, although its rows may be scheduled one by one."""
+        by_blob: dict[int, list[int]] = {}
+        for at, piece in enumerate(pieces):
+            if piece.blob in blobs:
+                by_blob.setdefault(piece.blob, []).append(at)
+        found: dict[int, Slice] = {}
+        for number, those in by_blob.items():
+            rows, offsets = (np.concatenate([getattr(pieces[at], name) for at in those]) for name in ("rows", "offsets"))
+            order = np.argsort(rows, kind="stable")
+            matching = self._matching(pieces[those[0]]._replace(rows=rows[order], offsets=offsets[order]), blobs[number])
+            if matching is None:
+                continue
+            is_match = np.isin(rows, matching.rows)
+            ends = np.cumsum([len(pieces[at].rows) for at in those])
+            for nth in np.unique(np.searchsorted(ends, np.flatnonzero(is_match), "right")).tolist():
+                piece = pieces[those[nth]]
+                mask = is_match[ends[nth] - len(piece.rows) : ends[nth]]
+                found[those[nth]] = piece._replace(rows=piece.rows[mask], offsets=piece.offsets[mask])
+        return found
 
     def _matching(self, piece: Slice, blob: pa.RecordBatch | SparseBatch) -> Slice | None:
         """The items that match; None: none does."""
@@ -144,12 +165,12 @@ class _Finder:
         return -1 if self._item is None else self._item.offset
 
 
-def _step(partition: Partition, finder: _Finder, start: Place, most: int) -> _Step:
+def _step(partition: Partition, finder: _Finder, start: Place, most: int, entries: Sequence[int]) -> _Step:
     """The next items to compare, up to `most`: as many as a step may read."""
     found: list[Found] = []
     blobs: set[int] = set()
     left, nbytes = min(_STEP_ROWS, most), 0
-    for each in from_place(partition, finder.states, start):
+    for each in from_place(partition, finder.states, start, entries):
         piece = each.listed.piece
         if found and (not left or len(found) == _STEP_PIECES or nbytes >= _STEP_BYTES):
             return _Step(found, nbytes, each.place)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Container, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -57,16 +57,21 @@ class Found(NamedTuple):
     place: Place
 
 
-def from_place(partition: Partition, states: Container[BrowseState], start: Place) -> Iterator[Found]:
-    """The items in these states from that place on, in reading order. Read-only, and valid until the next transition."""
+def from_place(partition: Partition, states: Container[BrowseState], start: Place, entries: Sequence[int]) -> Iterator[Found]:
+    """The items in these states from that place on, in reading order. Read-only, and valid until the next transition.
+
+    `entries`: the sorted numbers of the scheduled entries to look at. A caller that reads on in small steps sorts a million of them once.
+    """
     if not start.scheduled:
         line = (_leased(partition, start.at) if "leased" in states else (), _ready(partition, start.at) if "ready" in states else ())
         for listed in chain(*line):
             yield Found(listed, Place(at=int(listed.piece.offsets[0])))
         start = Place(scheduled=True)
     if "scheduled" in states:
-        for number in sorted(number for number in partition.log.dues if number >= start.at):
-            due = partition.log.dues[number]
+        for number in islice(entries, bisect_left(entries, start.at), None):
+            due = partition.log.dues.get(number)
+            if due is None:
+                continue
             rows = to_array(due.rows)
             rows = rows[rows >= start.row] if number == start.at else rows
             if len(rows):

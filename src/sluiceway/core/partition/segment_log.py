@@ -161,14 +161,13 @@ class SegmentLog:
         """The scheduled items among the (sorted, unique) offsets of their rows when produced, by entry."""
         blobs = np.sort(np.fromiter(self.blobs, np.int64, len(self.blobs)))
         near = blobs[np.unique(np.maximum(np.searchsorted(blobs, offsets, "right") - 1, 0))] if len(blobs) else blobs
-        # Entries may be many times the offsets: a set lookup is all that most of them cost.
-        wanted = set(near.tolist())
+        # There may be many times more entries than offsets: most of them cost no more than a lookup.
+        wanted = {number: _within(offsets, number, self.blobs[number].rows) for number in near.tolist()}
         found = []
-        for due in list(self.dues.values()):
-            if due.blob.number in wanted:
-                rows = _within(offsets, due.blob.number, due.blob.rows) & due.rows
-                if rows:
-                    found.append((due, rows))
+        for due in self.dues.values():
+            rows = wanted.get(due.blob.number)
+            if rows and due.rows.intersect(rows):
+                found.append((due, due.rows & rows))
         return found
 
     def make_ready(self, offsets: Offsets, now: Millis) -> Offsets:
