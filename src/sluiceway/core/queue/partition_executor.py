@@ -545,6 +545,8 @@ class PartitionExecutor:
 
     def _take_out(self, part: TakeOut, now: Millis) -> TransferBegun:
         number, taken = self.partition.transfers.redrive(part.offsets, part.target, now, part.incarnation, part.scheduled)
+        if part.scheduled and len(taken):
+            self.partition.repeated.dropped()
         # A redrive chose them itself, and asks for the rest again.
         return TransferBegun(self.number, number, len(taken), self._left(part.offsets, taken) if part.scheduled else ())
 
