@@ -13,7 +13,6 @@ from sluiceway.cli.common import EXIT_REFUSED, arguments_or_stdin, chunks, count
 from sluiceway.cli.item_outcomes import settle_all
 from sluiceway.cli.items import json_item, print_items
 from sluiceway.cli.session import Session, connected, queue_argument
-from sluiceway.kernel.json_text import indented
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ _ACTS = {
 @click.argument("ids", nargs=-1, required=True, metavar="ID...|-")
 @connected
 def run_now(session: Session, queue: str, ids: tuple[str, ...]) -> None:
-    """Make scheduled items of QUEUE ready now, retries that wait for their back-off included: ids, or ids on stdin (`-`).
+    """Make scheduled items of QUEUE, waiting retries included, ready now: ids, or ids on stdin (`-`).
 
     Safe to repeat: an item that was made ready has another id.
     """
@@ -222,5 +221,7 @@ def _shown(value: object) -> object:
 
 def readable_lines(payload: bytes) -> Iterator[str]:
     """The payload as text for a terminal, line by line: JSON indented, control characters escaped."""
+    from sluiceway.kernel.json_text import indented
+
     for line in (indented(payload) or payload).split(b"\n"):
         yield printable(line, _LONGEST_LINE)
