@@ -261,7 +261,7 @@ def does_not_count_the_dead(original: Any) -> Any:
 def stamps_each_transfer(original: Any) -> Any:
     """A repeated transfer has other headers, so the dead queue takes it for another body."""
     times = count()
-    return lambda source, reason, rows: original(source, f"{reason} at {next(times)}", rows)
+    return lambda source, reason, *rest: original(source, f"{reason} at {next(times)}", *rest)
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from sluiceway.contract.problem_answers import ProblemList
 from sluiceway.kernel.errors import SluicewayError
+
+if TYPE_CHECKING:
+    from sluiceway.client import ProblemList
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
