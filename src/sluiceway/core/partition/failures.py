@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -40,11 +40,12 @@ class Note:
 class FailureNotes:
     """Notes by number. Items that failed in the same way at the same attempt share one: a failing dependency fails many at once.
 
-    `touch` marks a note as changed. Notes go with their blob; until then they may list rows that have been settled.
+    `touched` are the numbers of notes to write. Notes go with their blob; until then they may list rows that have been settled.
     """
 
-    def __init__(self, touch: Callable[[int], None]) -> None:
-        self._touch = touch
+    def __init__(self) -> None:
+        self.touched: dict[int, None] = {}
+        """A dict for its order: the same history must give the same bytes in every process."""
         self._notes: dict[int, Note] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
         """By what makes two notes the same."""
@@ -76,11 +77,11 @@ class FailureNotes:
         if number is None:
             self._next += 1
             self._insert(self._next, Note(failure, blob, rows))
-            self._touch(self._next)
+            self.touched[self._next] = None
             return
         note = self._notes[number]
         note.failure, note.rows = failure, note.rows | rows
-        self._touch(number)
+        self.touched[number] = None
 
     def _insert(self, number: int, note: Note) -> None:
         self._notes[number] = note
@@ -93,7 +94,7 @@ class FailureNotes:
             note = self._notes[number]
             if note.rows & rows:
                 note.rows = note.rows - rows
-                self._touch(number)
+                self.touched[number] = None
                 if not note.rows:
                     self._remove(number)
 
@@ -107,7 +108,7 @@ class FailureNotes:
             del attempts[note.failure.attempt]
         if not attempts:
             del self._by_blob[note.blob]
-        self._touch(number)
+        self.touched[number] = None
 
     def forget_blob(self, blob: int) -> None:
         """Forget all of a blob, which is gone."""

@@ -577,7 +577,7 @@ class Partition:
     @property
     def is_changed(self) -> bool:
         """Whether there is anything to write."""
-        return self.log.changed or bool(self.log.touched or self.keys.touched)
+        return self.log.changed or bool(self.log.touched or self.keys.touched or self.log.failures.touched)
 
     def take_changes(self) -> tuple[Changes, dict[int, Rows]] | None:
         """Return everything since the last call as one change set, and the new blobs' rows; None if nothing changed."""
@@ -589,9 +589,10 @@ class Partition:
         fresh, blobs, dropped, compacted = log.take_blobs()
         records = {(kind, str(number)): self._record((kind, number)) for kind, number in log.touched}
         records |= {(RecordKind.KEY, key): self.keys.record(key) for key in self.keys.touched}
+        records |= {(RecordKind.FAILURE, str(number)): log.failures.record(number) for number in log.failures.touched}
         puts = {name: data for name, data in records.items() if data is not None}
         changes = Changes(self.txn, pack(log.header), puts, records.keys() - puts.keys(), blobs, dropped, compacted)
-        log.touched, log.changed, self.keys.touched = {}, False, {}
+        log.touched, log.changed, self.keys.touched, log.failures.touched = {}, False, {}, {}
         return changes, fresh
 
     def _record(self, name: RecordName) -> bytes | None:
@@ -606,8 +607,6 @@ class Partition:
         if kind is RecordKind.BLOB:
             blob = self.log.blobs.get(number)
             return blob_bytes(blob) if blob else None
-        if kind is RecordKind.FAILURE:
-            return self.log.failures.record(number)
         due = self.log.dues.get(number)
         return due_bytes(due) if due else None
 

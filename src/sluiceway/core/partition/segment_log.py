@@ -47,7 +47,7 @@ class SegmentLog:
         self.snapshots: dict[str, Snapshot] = {}
         """Snapshots being read page by page. In memory only: a newly loaded partition has none."""
         self.min_sparse_bytes = MIN_SPARSE_BYTES
-        self.failures = FailureNotes(lambda number: self.touch(RecordKind.FAILURE, number))
+        self.failures = FailureNotes()
         self._sparse: dict[int, bool] = {}
         """Blobs kept by few open rows, and whether the last `long_sparse` saw them."""
         self._compacted: dict[int, bytes] = {}

@@ -48,10 +48,13 @@ async def _items(visit: Visit) -> Facts:
     stats = await visit.api.call("queue.stats", queue_name=name)
     partitions = sorted((part for each in stats["logical_queues"] for part in each["partitions"]), key=lambda part: int(part["partition"]))
     numbers = [part["partition"] for part in partitions]
-    state = visit.query.get("state", "")
-    state = state if state in dict(STATES) else STATES[0][0]
     asked = visit.query.get("partition", "")
     partition = next((number for number in numbers if asked == str(number)), numbers[0] if numbers else 0)
+    state = visit.query.get("state", "")
+    if state not in dict(STATES):
+        # Where all items wait for their time, as after failures, an empty table would say that there are none.
+        waits = any(part["partition"] == partition and part["scheduled"] == part["total"] > 0 for part in partitions)
+        state = "scheduled" if waits else STATES[0][0]
     sought = facts_of(visit.query, (name for name, _ in SEARCHED))
     is_search = bool(sought) or visit.query.get("in") in _IN
     facts: Facts = {
