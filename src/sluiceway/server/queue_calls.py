@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 
 from sluiceway.contract.item_answers import Cleared, Redriven
 from sluiceway.contract.queue_settings import DEAD_SUFFIX, QueueInfo, QueuePage
@@ -15,6 +15,8 @@ from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.rebalance_calls import open_ones, shown
 from sluiceway.wire import answers, json_queues, shapes
+
+log = logging.getLogger(__name__)
 
 
 class QueueCalls:
@@ -138,10 +140,13 @@ class QueueCalls:
         name = deleted.queue_name + DEAD_SUFFIX
         if deleted.dead_queue != name or not request.caller.may("manage", name):
             return
-        # It stays where it has items, or is another queue's dead queue, too.
-        with contextlib.suppress(SluicewayError):
+        try:
             if (await self._service.look_up(name)).version == 1:
                 await self._service.delete_queue(name, False, request.actor)
+        except SluicewayError as error:
+            # The call itself has succeeded: the queue is gone. A dead queue that has items, or another source, stays.
+            if error.code not in ("queue_not_empty", "queue_in_use", "queue_not_found"):
+                log.warning("queue %s was deleted, but its dead queue %s may still be there: %s", deleted.queue_name, name, error.detail)
 
     async def _stats(self, request: Request) -> Body:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
