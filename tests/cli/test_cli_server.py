@@ -137,6 +137,22 @@ def test_stats(shell: Shell) -> None:
     assert sum(part["ready"] for part in partitions(shell)) == 2
 
 
+def test_stats_count_dead_items_by_reason(shell: Shell) -> None:
+    dead = f"{shell.queue}-of-reasons"
+    shell.says("queue", "create", dead)
+    shell.says("produce", dead, "a", "b", "--header", "sluiceway-reason=KeyError: 'x'", "--header", "sluiceway-queue=orders")
+    shell.says("produce", dead, "c", "--header", "sluiceway-reason=too late")
+    shell.says("produce", dead, "d")
+    lines = [line.split() for line in shell.says("stats", dead, "--reasons").splitlines()[-3:]]
+    assert lines == [["2", "KeyError", "orders"], ["1", "too", "late"], ["1", "no", "known", "reason"]]
+    (answer,) = shell.json("stats", dead, "--reasons")
+    assert answer["items"] == 4
+    assert answer["reasons"][0] == {"reason": "KeyError", "source": "orders", "items": 2}
+    code, _, err = shell.ends("stats", "--reasons")
+    assert code == 2
+    assert "--reasons needs a queue" in err
+
+
 def child(url: str, *arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | {"SLUICEWAY_URL": url, "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)

@@ -213,7 +213,9 @@ def picture(machine: Partition) -> dict[str, Any]:
             number: (due.due_at, due.blob.number, due.rows, due.attempts, due.expires_at, due.max_lease_size)
             for number, due in machine.log.dues.items()
         },
-        "blobs": {n: (blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.open) for n, blob in machine.log.blobs.items()},
+        "blobs": {
+            n: (blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.open, blob.reasons) for n, blob in machine.log.blobs.items()
+        },
         "extents": {n: (e.count, e.blob.number, e.row, e.rows, e.attempts, e.open) for n, e in machine.log.extents.items()},
         "limits of extents": {n: (e.expires_at, e.max_lease_size, e.gone) for n, e in machine.log.extents.items()},
         "keys": machine.keys.records,

@@ -16,7 +16,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, Produce, QueueSpec, Redrive, Selection, Settle, Settled
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
-from tests.instance.instance_rig import eventually, fine, lease, payloads, produce, serving, spec, total
+from tests.instance.instance_rig import down, eventually, fine, lease, payloads, produce, serving, settle, spec, total
 
 
 def item(text: str, queue: str) -> Produce:
@@ -33,6 +33,30 @@ async def bury(service: Service, *names: str, size: int = 1) -> None:
 
 async def retry(service: Service, offset: int) -> Settled:
     return await service.settle("dead", Settle({0: [Selection(Disposition("retry"), offsets=np.array([offset]))]}, 20_000))
+
+
+@driven
+async def test_all_dead_items_are_counted_by_reason_also_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("dead", 3))
+        await service.create_queue(spec("q", dead_queue="dead"))
+        for reason, count in (("ValueError: 1", 200), ("ValueError: 2", 150), ("late", 70)):
+            await produce(service, "q", *("x" for _ in range(count)))
+            await settle(service, "q", await lease(service, "q", count), Disposition("dead", reason=reason))
+        await eventually(lambda: total(service, "dead") == 420)
+    async with serving(tmp_path) as (service, store):
+        found = await service.reasons("dead")
+        assert [(each.reason, each.source, each.items) for each in found] == [("ValueError", "q", 350), ("late", "q", 70)]
+        assert (found.items, found.skipped) == (420, [])
+        # A partition that cannot be asked is named, and the others are counted.
+        held = {each.partition: each.total for each in service.stats("dead").partitions}
+        store.on_open = down
+        with pytest.raises(SluicewayError, match="the disk is gone"):
+            await service.reload("dead", 1_000)
+        found = await service.reasons("dead")
+        away = [each.partition for each in service.stats("dead").partitions if each.state != "available"]
+        assert away
+        assert (found.skipped, found.items) == (away, sum(count for number, count in held.items() if number not in away))
 
 
 @driven

@@ -58,7 +58,9 @@ _FIELD_WORDS = {
     **dict.fromkeys(("transfer", "mv"), "sluiceway move QUEUE ID --to QUEUE"),
     **dict.fromkeys(("delete", "rm", "remove"), "sluiceway queue delete NAME; for single items: sluiceway drop QUEUE ID"),
     **dict.fromkeys(("start", "server", "up"), "sluiceway dev to try things, sluiceway serve --data DIR to stay"),
-    **dict.fromkeys(("dlq", "dead", "dead-letters"), "sluiceway peek DEAD_QUEUE, and sluiceway redrive DEAD_QUEUE"),
+    **dict.fromkeys(
+        ("dlq", "dead", "dead-letters"), "sluiceway stats DEAD_QUEUE --reasons, sluiceway peek DEAD_QUEUE, sluiceway redrive DEAD_QUEUE"
+    ),
     **dict.fromkeys(("ui", "dashboard", "web"), f"the dashboard is a page of the server: {DEFAULT_URL}/ui"),
     **dict.fromkeys(("stop", "down"), "Ctrl-C, or SIGTERM to the server's or worker's process"),
     **dict.fromkeys(("tail", "watch", "logs", "monitor"), "sluiceway events, or sluiceway top"),

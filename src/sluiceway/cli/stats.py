@@ -13,6 +13,7 @@ from sluiceway.cli.session import Session, connected, paused_verbs, queue_argume
 
 if TYPE_CHECKING:
     from sluiceway.client import FailedAttempt, PartitionStats, QueueStats
+    from sluiceway.client.answers import Reasons
 
 WATCH_PAUSE = 1.0
 _COUNTS = ("ready", "total_leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
@@ -60,13 +61,21 @@ def _moment(at: datetime | None) -> str | None:
 @click.command()
 @click.argument("queue", required=False, shell_complete=queue_names)
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
+@click.option("--reasons", is_flag=True, help="Count the items of a dead queue by why they died.")
 @connected
-def stats(session: Session, queue: str | None, watch: bool) -> None:
+def stats(session: Session, queue: str | None, watch: bool, reasons: bool) -> None:
     """Count the items of QUEUE by partition, or those of every queue."""
+    if watch and reasons:
+        raise click.UsageError("--watch and --reasons exclude each other")
     if queue is None:
         if watch:
             raise click.UsageError("--watch needs a queue; `sluiceway top` watches all of them")
+        if reasons:
+            raise click.UsageError("--reasons needs a queue: a dead queue, such as orders-dead")
         _print_all_stats(session)
+        return
+    if reasons:
+        _print_reasons(session, session.client.reasons(queue))
         return
     answer = session.client.stats(queue)
     if not watch:
@@ -87,6 +96,16 @@ def stats(session: Session, queue: str | None, watch: bool) -> None:
             while True:
                 time.sleep(WATCH_PAUSE)
                 live.update(_stats_table(session.client.stats(queue)), refresh=True)
+
+
+def _print_reasons(session: Session, answer: Reasons) -> None:
+    rows = [(each.items, printable(each.reason.encode(), 200) or "no reason given", each.source or "") for each in answer]
+    other = answer.items - sum(each.items for each in answer)
+    if other > 0:
+        rows.append((other, "no known reason", ""))
+    session.print(answer, table(("items", "reason", "died in"), rows, right=("items",)) if rows else "No items")
+    for number in () if session.as_json else answer.skipped:
+        click.echo(f"warning: partition {number} was not counted: it is not available", err=True)
 
 
 def _open_circuits(stats: QueueStats) -> list[str]:

@@ -300,6 +300,10 @@ def search(
     return call("/v1/queue.search", answers.Searched, fields | ({} if payload else {"payload": False}), request_timeout=request_timeout)
 
 
+def reasons(queue_name: str) -> Call[answers.Reasons]:
+    return call("/v1/queue.reasons", answers.Reasons, {"queue_name": queue_name})
+
+
 def explain(queue_name: str, item_id: str) -> Call[answers.Explanation]:
     return call("/v1/queue.explain", answers.Explanation, {"queue_name": queue_name, "id": item_id}, about=About(queue_name, [item_id]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -15,12 +16,14 @@ from sluiceway.adapters import system
 from sluiceway.cluster.meta_watch import MetaWatch
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.cluster.request_context import REQUEST_ID, note
+from sluiceway.contract.item_answers import ReasonCount, Reasons
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.core.partition.key_slots import home_of
 from sluiceway.core.queue.partition_executor import not_here
 from sluiceway.core.queue.routing import HERE, Part, Peer, by_owner, names_of, numbers_of, part, stays, taker
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_REASONS
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.inspection import (
     BEGIN,
@@ -38,7 +41,20 @@ from sluiceway.model.inspection import (
     SearchedPage,
     SearchedQueue,
 )
-from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, LeaseAnywhere, Load, Reload, RemainingItems, ShareRequest
+from sluiceway.model.peers import (
+    Ask,
+    Close,
+    Count,
+    CountReasons,
+    Explain,
+    FindLeases,
+    LeaseAnywhere,
+    Load,
+    Reload,
+    RemainingItems,
+    ShareReasons,
+    ShareRequest,
+)
 from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import (
     Clear,
@@ -390,6 +406,24 @@ class Router:
             for name, parts in partitions.items()
         ]
         return QueueStats(queue_name=record.queue_name, logical_queues=logical_queues)
+
+    async def reasons(self, record: QueueRecord) -> Reasons:
+        """Count the items of all partitions by why they died. Lists those whose owner does not answer."""
+        answers = await self._ask_all(record, self.owners(record), CountReasons(), COUNT_TIMEOUT)
+        shares = [each for each in answers if isinstance(each, ShareReasons)]
+        found = Counter[tuple[str, str]]()
+        for share in shares:
+            for reason, source, count in share.reasons:
+                found[reason, source] += count
+        there = {number for share in shares for number in share.partitions}
+        return Reasons(
+            queue_name=record.queue_name,
+            items=sum(share.items for share in shares),
+            reasons=[
+                ReasonCount(reason=reason, source=source or None, items=count) for (reason, source), count in found.most_common(MAX_REASONS)
+            ],
+            skipped=sorted(number for number in self.share(record).numbers if number not in there),
+        )
 
     def _name(self, peer: Peer | None) -> str:
         return self._ownership.name if peer is HERE else peer.name if peer is not None else ""

@@ -249,6 +249,29 @@ class FailedAttempt(Answer, frozen=True, kw_only=True, omit_defaults=True):
     trace: Annotated[str, about("The last lines of the exception's trace.")] = ""
 
 
+class ReasonCount(Answer, frozen=True, kw_only=True):
+    """Items that died alike."""
+
+    reason: Annotated[str, about("An exception's type, or the reason that the client gave, up to 200 characters; empty: none was given.")]
+    source: Annotated[str | None, about("The queue in which they died; null: not known.")] = None
+    items: Annotated[int, about("How many are in the queue.")]
+
+
+class Reasons(Answer, frozen=True, kw_only=True):
+    """Why the items of a dead queue died. Iterating gives the reasons, the most frequent first."""
+
+    queue_name: QueueName
+    items: Annotated[int, about("Items of the queue, whether they died or not.")] = 0
+    reasons: Annotated[list[ReasonCount], about("The 100 most frequent reasons, the most frequent first.")] = []
+    skipped: Annotated[list[int], about("Partitions that are not counted, because they are not available.")] = []
+
+    def __iter__(self) -> Iterator[ReasonCount]:
+        return iter(self.reasons)
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+
 class Searched(Answer, frozen=True, kw_only=True):
     """What one call of a search found. Iterating gives the items."""
 

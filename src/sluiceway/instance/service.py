@@ -30,6 +30,7 @@ from sluiceway.cluster.remote_demand import Demand
 from sluiceway.cluster.remote_leases import RemoteLeases
 from sluiceway.cluster.router import Router
 from sluiceway.cluster.transfer_sender import TransferSender
+from sluiceway.contract.item_answers import Reasons
 from sluiceway.contract.queue_settings import Verb
 from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.contract.rebalances import DrainMode
@@ -617,6 +618,10 @@ class Service:
     async def count(self, queue_name: str) -> QueueStats:
         """Count the whole queue, by instance."""
         return await self._router.count(self.queue(queue_name))
+
+    async def reasons(self, queue_name: str) -> Reasons:
+        """Count the items of the queue by why they died."""
+        return await self._router.reasons(self.queue(queue_name))
 
     def stats(self, queue_name: str) -> LogicalQueueStats:
         """Count this instance's share of the queue."""

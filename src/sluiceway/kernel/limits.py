@@ -8,6 +8,9 @@ MAX_ITEMS_JSON = 1_000
 MAX_ITEMS_ARROW = 10_000
 """Rows in an Arrow produce, and items in one lease: bounds a scheduling cycle and an answer."""
 
+MAX_REASONS = 100
+"""Reasons in an answer that counts the dead items of a queue by why they died."""
+
 MAX_PAGE = 65_536
 """Queues or items on one page of a listing; same as Querator's limit. A page of items also ends at MAX_LEASE_BYTES."""
 

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.contract.item_answers import FAILURES_HEADER
-from sluiceway.model.item_filter import REASON_HEADER
+from sluiceway.model.item_filter import REASON_HEADER, SOURCE_HEADER
 from sluiceway.model.items import HEADERS, PRODUCED, fit
 from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Offsets
 
-QUEUE_HEADER = "sluiceway-queue"
 _OURS = "sluiceway-"
 
 
@@ -64,7 +63,7 @@ def _origins(source: QueueRecord, rows: pa.RecordBatch) -> pa.Array:
 
 def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch, failures: Sequence[tuple[Offsets, str]]) -> pa.Array:
     """Each row's own headers, followed by those that record its death. Those of an earlier death go: a key stands in a map once."""
-    same = {REASON_HEADER: reason, QUEUE_HEADER: source.queue_name}
+    same = {REASON_HEADER: reason, SOURCE_HEADER: source.queue_name}
     count = rows.num_rows
     if len(failures) == 1 and len(failures[0][0]) == count:
         same[FAILURES_HEADER] = failures[0][1]

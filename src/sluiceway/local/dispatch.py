@@ -21,6 +21,7 @@ from sluiceway.model.inspection import Browse, DeleteItems, ListItems, MoveItems
 from sluiceway.model.peers import (
     Close,
     Count,
+    CountReasons,
     Explain,
     FindLeases,
     GiveKeys,
@@ -84,9 +85,11 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, inc
     return _look(driver, request)
 
 
-def _look(driver: QueueDriver, request: Explain | Count | Close | FindLeases) -> Any:
+def _look(driver: QueueDriver, request: Explain | Count | CountReasons | Close | FindLeases) -> Any:
     if isinstance(request, Explain):
         return queries.explain(driver, request)
+    if isinstance(request, CountReasons):
+        return queries.reasons(driver)
     if isinstance(request, FindLeases):
         _check_here(driver, request.partitions)
         return len(queries.keyed_leases(driver, request.client_id, request.lease_key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 import msgspec
@@ -14,12 +15,12 @@ from sluiceway.core.queue.handler_times import percentile
 from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
-from sluiceway.kernel.limits import MAX_LEASE_BYTES
+from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_REASONS
 from sluiceway.local.answer_budget import first_rows, fitting
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.leased_items import present, served
-from sluiceway.model.peers import Explain, RemainingItems
+from sluiceway.model.peers import Explain, RemainingItems, ShareReasons
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Explanation, LeaseInfo, Peek
 
@@ -126,6 +127,22 @@ def stats(driver: QueueDriver) -> LogicalQueueStats:
         handler_p50_ms=percentile(handled, 0.5),
         handler_p99_ms=percentile(handled, 0.99),
         partitions=partitions,
+    )
+
+
+def reasons(driver: QueueDriver) -> ShareReasons:
+    """Why the items of the open partitions died."""
+    found = Counter[tuple[str, str]]()
+    executors = [executor for executor in driver.executors if executor.takes_work]
+    for executor in executors:
+        found.update(queries.reasons(executor.partition))
+    counted = [queries.stats_of(executor.partition, executor.number) for executor in executors]
+    items = sum(each.total + each.transferring for each in counted)
+    return ShareReasons(
+        tuple(executor.number for executor in executors),
+        items,
+        # More than are shown: what is rare here may be frequent elsewhere.
+        [(*alike, count) for alike, count in found.most_common(10 * MAX_REASONS)],
     )
 
 

@@ -14,9 +14,8 @@ from sluiceway.core.queue.tickets import TakeOut
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
-from sluiceway.local.dead_letters import QUEUE_HEADER
 from sluiceway.local.queries import ready_rows
-from sluiceway.model.item_filter import REASON_HEADER
+from sluiceway.model.item_filter import REASON_HEADER, SOURCE_HEADER
 from sluiceway.model.requests import Redrive, Redriven
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def source_of(own: str, headers: Any, origin: str | None) -> str | None:
 
     Headers of items produced here are untrusted: a producer must not choose where an operator sends them.
     """
-    return dict(headers or ()).get(QUEUE_HEADER) if origin is not None and not origin.startswith(own) else None
+    return dict(headers or ()).get(SOURCE_HEADER) if origin is not None and not origin.startswith(own) else None
 
 
 def left(deadline: Millis) -> Millis:

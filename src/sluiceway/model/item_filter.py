@@ -14,6 +14,8 @@ from sluiceway.model.items import OPTIONAL, PAYLOAD
 
 REASON_HEADER: Final = "sluiceway-reason"
 """Header with the reason for which an item died."""
+SOURCE_HEADER: Final = "sluiceway-queue"
+"""Header with the queue in which an item died."""
 
 _BITS: Final = {column.name: 1 << bit for bit, column in enumerate(OPTIONAL)}
 

@@ -25,6 +25,20 @@ class Count:
 
 
 @dataclass(slots=True)
+class CountReasons:
+    """Count the share's items by why they died. Answered by `ShareReasons`."""
+
+
+@dataclass(slots=True)
+class ShareReasons:
+    """Items of an instance's open `partitions`, and how many died of which reason in which queue: (reason, source, items)."""
+
+    partitions: tuple[int, ...] = ()
+    items: int = 0
+    reasons: list[tuple[str, str, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Reload:
     """Reopen every partition from its store."""
 
@@ -207,6 +221,7 @@ ShareRequest = (
     | Peek
     | Explain
     | Count
+    | CountReasons
     | Reload
     | Close
     | FindLeases

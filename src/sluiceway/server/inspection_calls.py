@@ -16,7 +16,7 @@ from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.instance_calls import may_stay
 from sluiceway.server.response_buffer import AnswerMemory
-from sluiceway.wire import answers, browse_call, json_inspection, search_call, shapes
+from sluiceway.wire import answers, browse_call, json_inspection, json_queues, search_call, shapes
 from sluiceway.wire.decoding import request_timeout
 
 
@@ -48,6 +48,15 @@ class InspectionCalls:
                 search_call.SearchCall,
                 item_answers.Searched,
                 "Find items of the queue by what they have, page by page",
+                ("queue_not_found",),
+            ),
+            Endpoint(
+                "/v1/queue.reasons",
+                "read",
+                self._reasons,
+                json_queues.QueueCall,
+                item_answers.Reasons,
+                "Count the items of a dead queue by why they died",
                 ("queue_not_found",),
             ),
             Endpoint(
@@ -172,6 +181,11 @@ class InspectionCalls:
         found = await self._service.search(call.queue_name, wanted)
         async with self._memory.building(sum(batch.nbytes for batch, _ in found.rows)):
             return search_call.searched(record, wanted, found)
+
+    async def _reasons(self, request: Request) -> Body:
+        queue_name = json_queues.decode_queue_call(request.body).queue_name
+        await self._queue(request, queue_name)
+        return answers.encode(await self._service.reasons(queue_name))
 
     async def _run_now(self, request: Request) -> Body:
         call = json_inspection.decode_run_now(request.body)

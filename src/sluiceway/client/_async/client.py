@@ -438,6 +438,10 @@ class AsyncClient:
         wanted = {"id": id, "kind": kind, "reference": reference, "headers": headers, "contains": contains, "reason": reason}
         return await self._channel.run(item_calls.search(queue_name, wanted, states, next, limit, payload, request_timeout))
 
+    async def reasons(self, queue_name: str) -> answers.Reasons:
+        """Count all items of a dead queue by why they died, the most frequent reason first."""
+        return await self._channel.run(item_calls.reasons(queue_name))
+
     async def run_now(self, queue_name: str, ids: Iterable[str], *, request_timeout: Duration | None = None) -> answers.MadeReady:
         """Make up to 1,000 scheduled items ready now, retries that wait for their back-off included. Returns their number.
 

@@ -437,6 +437,10 @@ class Client:
         wanted = {"id": id, "kind": kind, "reference": reference, "headers": headers, "contains": contains, "reason": reason}
         return self._channel.run(item_calls.search(queue_name, wanted, states, next, limit, payload, request_timeout))
 
+    def reasons(self, queue_name: str) -> answers.Reasons:
+        """Count all items of a dead queue by why they died, the most frequent reason first."""
+        return self._channel.run(item_calls.reasons(queue_name))
+
     def run_now(self, queue_name: str, ids: Iterable[str], *, request_timeout: Duration | None = None) -> answers.MadeReady:
         """Make up to 1,000 scheduled items ready now, retries that wait for their back-off included. Returns their number.
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluiceway.core.partition.dead_reasons import reason_groups
 from sluiceway.core.partition.records import Blob
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BLOB_BYTES
@@ -37,13 +38,18 @@ class Forming:
         return row
 
     def seal(self) -> tuple[Rows, bytes]:
-        """Return the blob's rows, joined, and its encoded bytes. The rows are a small batch if each piece was one."""
+        """Return the blob's rows, joined, and its encoded bytes; note why they died, if they did. The rows are a small batch if each piece
+        was one."""
+        rows: Rows
         if all(isinstance(piece, SmallBatch) for piece in self._pieces):
-            few = join(self._pieces)
-            return few, encode_blob(few.batch())
-        batches = [widen(in_columns(piece), self.blob.columns) for piece in self._pieces]
-        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        return batch, encode_blob(batch)
+            rows = join(self._pieces)
+        else:
+            batches = [widen(in_columns(piece), self.blob.columns) for piece in self._pieces]
+            rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        batch = in_columns(rows)
+        if "headers" in batch.schema.names:
+            self.blob.reasons = reason_groups(batch)
+        return rows, encode_blob(batch)
 
 
 def due_times(batch: Rows, now: Millis) -> Offsets | None:

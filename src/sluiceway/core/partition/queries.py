@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from pyroaring import BitMap
 
 from sluiceway.contract.queue_stats import COUNTERS, PartitionStats
 from sluiceway.core.partition.closed_leases import unknown_extent
+from sluiceway.core.partition.compaction import open_rows
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import (
     EXPIRED_READY,
@@ -111,6 +113,25 @@ def stats_of(partition: Partition, number: int) -> PartitionStats:
     )
 
 
+def reasons(partition: Partition) -> Counter[tuple[str, str]]:
+    """Items by why they died and in which queue, those on their way elsewhere included. Scans the line for blobs of which rows with
+    several reasons are left: for people, not for the hot path."""
+    found = Counter[tuple[str, str]]()
+    mixed: list[Blob] = []
+    for blob in partition.log.blobs.values():
+        if blob.open < blob.rows and any(group.rows for group in blob.reasons):
+            mixed.append(blob)
+        else:
+            for group in blob.reasons:
+                found[group.reason, group.source] += blob.open if not group.rows else group.items
+    if mixed:
+        left = open_rows(partition, [blob.number for blob in mixed])
+        for blob in mixed:
+            for group in blob.reasons:
+                found[group.reason, group.source] += unpack_bits(group.rows).intersection_cardinality(left[blob.number])
+    return +found
+
+
 def explain(partition: Partition, offset: int) -> Explanation:
     """Explain the item's current place. Scans the whole line: for people, not for the hot path."""
     disposition: str | None = partition.closed.why_offset(offset)
@@ -206,7 +227,9 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
             records[kind].append((int(key), data))
     for number, data in records[RecordKind.BLOB]:
         blob = unpack_blob(data)
-        partition.log.blobs[number] = Blob(number, blob.rows, blob.columns, blob.written_at, blob.nbytes, kept=blob.kept)
+        partition.log.blobs[number] = Blob(
+            number, blob.rows, blob.columns, blob.written_at, blob.nbytes, kept=blob.kept, reasons=blob.reasons
+        )
     _load_line(partition, sorted(records[RecordKind.EXTENT]))
     firsts = list(partition.log.extents)
     for number, data in sorted(records[RecordKind.LEASE]):

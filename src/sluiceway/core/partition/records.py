@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -40,12 +40,21 @@ Gone = Literal["expired", "retried", "released", "dead"]
 """Outcomes of a leased item other than completed."""
 
 
+class ReasonGroup(NamedTuple):
+    """Rows of a blob that died of the same `reason` in the same queue, `source`. `rows`: which, as packed bits; empty: all of the blob."""
+
+    reason: str
+    source: str
+    items: int
+    rows: bytes = b""
+
+
 @dataclass(slots=True)
 class Blob:
     """A batch of rows, numbered by the first offset given to its first row. `open` counts the rows not settled yet.
 
     A blob with `pins` stays even when all rows are settled. A compacted blob is stored with only `kept` rows (0: all), and `nbytes` is
-    their size.
+    their size. `reasons`: why its rows died, where they did.
     """
 
     number: int
@@ -56,6 +65,7 @@ class Blob:
     open: int = 0
     pins: int = 0
     kept: int = 0
+    reasons: tuple[ReasonGroup, ...] = ()
 
     @property
     def stored_rows(self) -> int:
@@ -259,6 +269,7 @@ class BlobRecord(msgspec.Struct, array_like=True):
     written_at: Millis
     nbytes: int
     kept: int = 0
+    reasons: tuple[ReasonGroup, ...] = ()
 
 
 class ExtentRecord(msgspec.Struct, array_like=True):
@@ -317,7 +328,7 @@ def from_array(values: Offsets) -> BitMap:
 
 
 def blob_bytes(blob: Blob) -> bytes:
-    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept))
+    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept, blob.reasons))
 
 
 _PLAIN = b"\x01"

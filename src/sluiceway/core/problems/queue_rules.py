@@ -250,7 +250,7 @@ def dead_letters(facts: QueueFacts, window: Window, is_open: bool) -> Finding | 
         "warning",
         f"{died}, and are in {facts.dead_queue}",
         "they failed for the last time, expired, or were rejected: the reason is with each",
-        f"sluiceway peek {facts.dead_queue}",
+        f"sluiceway stats {facts.dead_queue} --reasons",
         _page(facts, "/dead"),
     )
 

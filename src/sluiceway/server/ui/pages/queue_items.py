@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import shlex
-from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -212,12 +210,11 @@ async def _dead(visit: Visit) -> Facts:
     info, queues = await asyncio.gather(visit.api.call("queues.info", queue_name=name), every_queue(visit))
     sources = [each["queue_name"] for each in queues if each["dead_queue"] == name]
     dead_queue = info["dead_queue"] or (name if sources else "")
-    facts: Facts = {"here": "Dead", "queue": info, "sources": sources, "dead_queue": dead_queue, "seen": None, "waiting": 0, "reasons": []}
+    facts: Facts = {"here": "Dead", "queue": info, "sources": sources, "dead_queue": dead_queue, "waiting": 0, "reasons": []}
     if not dead_queue:
         return facts
     try:
-        stats = await visit.api.call("queue.stats", queue_name=dead_queue)
-        return {**facts, **await _reasons(visit, dead_queue, stats)}
+        return {**facts, **await _reasons(visit, dead_queue)}
     except ProblemError as error:
         # The dead queue may be deleted, or hidden from this reader.
         if error.code not in ("forbidden", "queue_not_found", "unavailable"):
@@ -225,30 +222,12 @@ async def _dead(visit: Visit) -> Facts:
         return {**facts, "problem": error}
 
 
-_EXCEPTION = re.compile(r"((?:max_attempts \d+ reached: )?[A-Za-z_][\w.]*): ")
-
-
-def _reason_of_group(reason: str) -> str:
-    """What items that died alike have in common: the type of an exception, whose message differs from item to item; else the reason."""
-    found = _EXCEPTION.match(reason)
-    return found[1] if found else reason
-
-
-async def _reasons(visit: Visit, dead_queue: str, stats: Facts) -> Facts:
-    """Reasons of the oldest items of some partitions, most frequent first."""
-    partitions = [part for each in stats["logical_queues"] for part in each["partitions"]]
-    full = [part["partition"] for part in partitions if part.get("total")][:_SAMPLED]
-    found: Counter[tuple[Any, Any]] = Counter()
-    for number in full:
-        # Sequential: the items come with their payloads.
-        page = await visit.api.call("storage/items.list", queue_name=dead_queue, partition=number, limit=_SAMPLE)
-        for item in page["items"]:
-            headers = item["headers"] or {}
-            found[_reason_of_group(headers.get("sluiceway-reason", "")), headers.get("sluiceway-queue", "")] += 1
-    reasons = [
-        {"reason": reason, "shown": visible(reason), "source": source, "count": count} for (reason, source), count in found.most_common()
-    ]
-    return {"seen": found.total(), "waiting": sum(part.get("total", 0) for part in partitions), "reasons": reasons}
+async def _reasons(visit: Visit, dead_queue: str) -> Facts:
+    """Why the items of the dead queue died, the most frequent reason first."""
+    found = await visit.api.call("queue.reasons", queue_name=dead_queue)
+    reasons = [{**each, "shown": visible(each["reason"])} for each in found["reasons"]]
+    other = found["items"] - sum(each["items"] for each in reasons)
+    return {"waiting": found["items"], "reasons": reasons, "other": other, "skipped": found["skipped"]}
 
 
 _ONE: Final = "/ui/queues/{name}"
