@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluiceway.core.partition.dead_reasons import reason_groups
+from sluiceway.core.partition.dead_reasons import may_have_died, reason_groups
 from sluiceway.core.partition.records import Blob
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BLOB_BYTES
@@ -47,7 +47,7 @@ class Forming:
             batches = [widen(in_columns(piece), self.blob.columns) for piece in self._pieces]
             rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         batch = in_columns(rows)
-        if "headers" in batch.schema.names:
+        if may_have_died(rows):
             self.blob.reasons = reason_groups(batch)
         return rows, encode_blob(batch)
 

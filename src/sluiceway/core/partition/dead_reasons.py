@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from sluiceway.core.partition.records import ReasonGroup, from_array, pack_bits
 from sluiceway.model.item_filter import REASON_HEADER, SOURCE_HEADER
+from sluiceway.model.small_batch import Rows, SmallBatch
 
 MAX_GROUPS = 32
 """Groups of a blob that are kept, the largest. The items of the others are not grouped."""
@@ -19,6 +20,13 @@ MAX_REASON = 200
 
 _EXCEPTION: Final = r"(?s)^((?:max_attempts \d+ reached: )?[A-Za-z_][\w.]*): .*$"
 """An exception, whose message often differs from item to item."""
+
+
+def may_have_died(rows: Rows) -> bool:
+    """Whether any of the rows has headers in which a reason can be. Cheap for a few rows: many blobs are single items with other headers."""
+    if isinstance(rows, SmallBatch):
+        return any(pairs is not None and REASON_HEADER in pairs for pairs in rows.others.get("headers", ()))
+    return "headers" in rows.schema.names
 
 
 def reason_groups(rows: pa.RecordBatch) -> tuple[ReasonGroup, ...]:
