@@ -23,7 +23,7 @@ _EXCEPTION: Final = r"(?s)^((?:max_attempts \d+ reached: )?[A-Za-z_][\w.]*): .*$
 
 
 def may_have_died(rows: Rows) -> bool:
-    """Whether any of the rows has headers in which a reason can be. Cheap for a few rows: many blobs are single items with other headers."""
+    """Whether any row has headers in which a reason can be. Cheap for a few rows: many blobs are single items with other headers."""
     if isinstance(rows, SmallBatch):
         return any(pairs is not None and REASON_HEADER in pairs for pairs in rows.others.get("headers", ()))
     return "headers" in rows.schema.names
