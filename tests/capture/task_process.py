@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.capture import CaptureConfig, run_member
+from sluiceway.capture.capture_sink import QueueSink
 from sluiceway.capture.config import STREAMS
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.client import AsyncClient
-from sluiceway.client.capture_sink import QueueSink
 from sluiceway.model.task_records import PositionRecord
 from sluiceway.ports.position_store import Opening
 

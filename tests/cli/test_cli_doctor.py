@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sluiceway.cli import doctor, doctor_checks
-from sluiceway.cli.doctor_checks import MIN_FREE, OTHER_FILES, Check
 from sluiceway.client import Client
 from sluiceway.contract.problem_answers import ProblemInfo, ProblemList
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import ClusterInfo, InstanceInfo
+from sluiceway.server_cli import doctor, doctor_checks
+from sluiceway.server_cli.doctor_checks import MIN_FREE, OTHER_FILES, Check
 from tests.cli.cli_shell import Shell
 from tests.server.fake_service import FakeService, serving
 from tests.server.server_process import ServerProcess, closed_port, wait_until

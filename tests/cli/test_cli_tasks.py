@@ -16,12 +16,12 @@ from sluiceway.capture.logs.meta_log import MetaSyncLog
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.capture.presenter import group_of
 from sluiceway.cli.common import EXIT_REFUSED, EXIT_UNAVAILABLE
-from sluiceway.cli.task_tables import partitions
 from sluiceway.contract.capture_answers import TaskGroup, TaskPartition
 from sluiceway.core.group.task_fold import fold
 from sluiceway.core.group.task_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
 from sluiceway.model.task_records import AnnouncedPartition, PositionRecord
 from sluiceway.ports.position_store import Stored
+from sluiceway.server_cli.task_tables import partitions
 from tests.cli.cli_shell import Shell
 from tests.server.server_process import closed_port
 

@@ -614,7 +614,7 @@ try:
 except SystemExit as ended:
     assert ended.code == 0, ended.code
 unwanted = {"pyarrow", "numpy", "rich", "uvicorn", "pyspark", "apsw", "sluiceway.instance", "sluiceway.cluster", "sluiceway.local"}
-unwanted |= {"sluiceway.server", "sluiceway.cli.doctor"}
+unwanted |= {"sluiceway.server", "sluiceway.server_cli.doctor"}
 assert not unwanted & set(sys.modules), unwanted & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ import pytest
 
 from sluiceway.client import CallError, Client
 from sluiceway.model.requests import Lease, LeaseInfo
-from tests.client.lineage_rig import Place, two_sided
+from tests.capture.lineage_rig import Place, two_sided
 from tests.cluster.cluster_rig import cluster, put, shares
 from tests.core.queue_rig import Rig, lease
 from tests.core.queue_rig import settle as settling

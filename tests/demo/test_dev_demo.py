@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sluiceway.cli.servers import has_display
 from sluiceway.client import Client, Rebalance
 from sluiceway.demo.live_move import DEAD, EMAILS, FILE, ORDERS, QUEUES, WORKERS, Demo, OtherQueuesError, Pace, prepare
+from sluiceway.server_cli.servers import has_display
 from sluiceway.testing.memory_server import server
 from tests.server.server_process import COMMAND, PATIENCE, wait_until
 from tests.server.test_server_reload import child

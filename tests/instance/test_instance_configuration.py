@@ -10,6 +10,7 @@ from jsonschema_rs import validator_for
 
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
 from sluiceway.instance.configuration import Loaded, check, load, schema, shown
+from sluiceway.kernel.address import parse_address
 from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.stores import open_store
@@ -22,7 +23,6 @@ from sluiceway.model.configuration import (
     LogSettings,
     ServerSettings,
     TraceSettings,
-    parse_address,
 )
 from sluiceway.model.settings import Settings, keys
 from sluiceway.testing.drive import driven

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from sluiceway.kernel.address import Address
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.configuration import Address, ServerSettings
+from sluiceway.model.configuration import ServerSettings
 from sluiceway.server import listeners
 from sluiceway.server.listeners import Listener, address_of, asks_for_keys, bind, bind_all, is_loopback, url_of
 from sluiceway.testing.drive import driven

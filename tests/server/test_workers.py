@@ -20,8 +20,9 @@ import pytest
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.client import Client
 from sluiceway.instance.configuration import load
+from sluiceway.kernel.address import Address
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.configuration import Address, ClusterSettings, Configuration, ServerSettings
+from sluiceway.model.configuration import ClusterSettings, Configuration, ServerSettings
 from sluiceway.server.run import cluster_of
 from sluiceway.server.wiring import Door
 from sluiceway.server.workers import COMMAND as COMMAND_OF_WORKERS

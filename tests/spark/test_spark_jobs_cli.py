@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from sluiceway.cli.common import Output
-from sluiceway.cli.spark import spark as group
-from sluiceway.cli.spark_jobs import Telling, find_function
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.server_cli.spark import spark as group
+from sluiceway.server_cli.spark_jobs import Telling, find_function
 from sluiceway.spark.jobs import Progress
 from tests.server.server_process import COMMAND, PATIENCE
 from tests.spark.spark_world import Server, server, until

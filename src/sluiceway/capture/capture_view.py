@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from sluiceway.adapters.secrets import read_secret
 from sluiceway.capture.alarms import AlarmBoard, AlarmsOf
 from sluiceway.capture.config import STREAMS
 from sluiceway.capture.log_reader import left
@@ -20,6 +19,7 @@ from sluiceway.core.group.task_fold import restore, stuck, watermark
 from sluiceway.core.group.task_state import State
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.secrets import read_secret
 from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.position_store import PositionUnknownError, Stored
 from sluiceway.ports.sync_log import LogUnavailableError

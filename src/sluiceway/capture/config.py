@@ -14,7 +14,7 @@ from sluiceway.kernel.names import check_queue_name
 STREAMS = {
     "kinesis": "sluiceway.capture.streams.kinesis",
     "postgres": "sluiceway.capture.streams.postgres_slot",
-    "queue": "sluiceway.client.lineage",
+    "queue": "sluiceway.capture.lineage",
 }
 """Built-in kinds of streams, and their modules: each has a `from_options(name, options)`."""
 GROUP = "sluiceway.streams"

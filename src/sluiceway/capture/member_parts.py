@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from sluiceway.adapters.meta.opening import open_meta_store
-from sluiceway.adapters.secrets import read_secret
+from sluiceway.capture.capture_sink import QueueSink
 from sluiceway.capture.config import KAFKA, STREAMS, CaptureConfig, check_kind, check_log, check_shared, entry_of
 from sluiceway.capture.group_election import MetaElection
 from sluiceway.capture.logs.meta_log import MetaSyncLog
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.client import AsyncClient
-from sluiceway.client.capture_sink import QueueSink
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.secrets import read_secret
 from sluiceway.ports.change_stream import ChangeSink, ChangeStream
 from sluiceway.ports.meta_store import MetaStore
 from sluiceway.ports.partition_store import StoreUnavailableError

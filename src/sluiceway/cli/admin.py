@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from sluiceway.cli.common import all_items, duration_option, print_json, printable, table
-from sluiceway.cli.config import FILE
+from sluiceway.cli.common import FILE, all_items, duration_option, print_json, printable, table
 from sluiceway.cli.session import Session, connected, queue_names
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
@@ -69,7 +68,7 @@ def accept_backend(
     """
     if numbers and queue_name is None:
         raise click.UsageError("--partition needs --queue")
-    from sluiceway.cli.acceptance import accept_storage
+    from sluiceway.server_cli.acceptance import accept_storage
 
     accepted = accept_storage(data, config, cluster_meta, name, queue_name, numbers)
     rows = [{"queue_name": queue, "partition": number} for queue, number in accepted]
@@ -123,7 +122,7 @@ def create(
             raise click.UsageError("--config and --cluster-meta need --data")
         made = session.client.create_key(name, scopes, **limits)
     else:
-        from sluiceway.cli.bootstrap import create_key
+        from sluiceway.server_cli.bootstrap import create_key
 
         if not data.exists():
             click.echo(f"{data} is a new data folder; start the server with --data {data}", err=True)

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import click
@@ -27,6 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 PROGRAM = "sluiceway"
 DEFAULT_PORT = 2319
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 EXIT_INTERNAL = 1
 EXIT_REFUSED = 3

@@ -14,29 +14,29 @@ from sluiceway.cli.common import DEFAULT_URL, EXIT_INTERRUPTED, PROGRAM, Failure
 from sluiceway.cli.session import server_options
 from sluiceway.kernel.errors import SluicewayError
 
-_ROOMS = {
-    **dict.fromkeys(("dev", "serve"), "servers"),
-    "doctor": "doctor",
-    "config": "config",
-    "queue": "queues",
-    "work": "work_command",
-    **dict.fromkeys(("produce", "lease", "peek"), "items"),
-    **dict.fromkeys(("complete", "retry", "release", "extend"), "item_outcomes"),
-    **dict.fromkeys(("stats", "explain"), "stats"),
-    **dict.fromkeys(("search", "show", "run-now", "move"), "item_search"),
-    "drop": "item_outcomes",
-    "redrive": "redrive",
-    "partition": "stats",
-    "rebalance": "rebalance",
-    **dict.fromkeys(("backend", "key", "audit", "events"), "admin"),
-    "instance": "instances",
-    "consumer": "consumers",
-    "tasks": "tasks",
-    "top": "top",
-    "context": "contexts",
-    "completion": "completion",
-    **dict.fromkeys(("demo", "bench"), "demonstration"),
-    "spark": "spark",
+_MODULES = {
+    **dict.fromkeys(("dev", "serve"), "server_cli.servers"),
+    "doctor": "server_cli.doctor",
+    "config": "server_cli.config",
+    "queue": "cli.queues",
+    "work": "cli.work_command",
+    **dict.fromkeys(("produce", "lease", "peek"), "cli.items"),
+    **dict.fromkeys(("complete", "retry", "release", "extend"), "cli.item_outcomes"),
+    **dict.fromkeys(("stats", "explain"), "cli.stats"),
+    **dict.fromkeys(("search", "show", "run-now", "move"), "cli.item_search"),
+    "drop": "cli.item_outcomes",
+    "redrive": "cli.redrive",
+    "partition": "cli.stats",
+    "rebalance": "cli.rebalance",
+    **dict.fromkeys(("backend", "key", "audit", "events"), "cli.admin"),
+    "instance": "cli.instances",
+    "consumer": "cli.consumers",
+    "tasks": "server_cli.tasks",
+    "top": "cli.top",
+    "context": "cli.contexts",
+    "completion": "cli.completion",
+    **dict.fromkeys(("demo", "bench"), "server_cli.demonstration"),
+    "spark": "server_cli.spark",
 }
 """The commands in the order of the help text, with their modules."""
 
@@ -70,16 +70,30 @@ _FIELD_WORDS = {
 """What users of other queues call things, and what they are called here."""
 
 
+_INSTALL = "Install it: pip install sluiceway"
+
+
+def _is_ours(error: ModuleNotFoundError) -> bool:
+    """Whether what is missing belongs to the server, because only the client is installed."""
+    return error.name is not None and error.name.startswith("sluiceway.")
+
+
 class Commands(click.Group):
     """Imports only the module of the command that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_ROOMS)
+        return list(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _ROOMS:
+        if cmd_name not in _MODULES:
             return None
-        return cast(click.Command, getattr(import_module(f"sluiceway.cli.{_ROOMS[cmd_name]}"), cmd_name.replace("-", "_")))
+        try:
+            module = import_module(f"sluiceway.{_MODULES[cmd_name]}")
+        except ModuleNotFoundError as error:
+            if not _is_ours(error):
+                raise
+            return None
+        return cast(click.Command, getattr(module, cmd_name.replace("-", "_")))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         try:
@@ -87,10 +101,12 @@ class Commands(click.Group):
         except click.UsageError:
             if ctx.resilient_parsing or not args[0][:1].isalpha():
                 raise
+            if args[0] in _MODULES:
+                raise click.UsageError(f"{args[0]!r} is a command of the server, which is not installed here. {_INSTALL}", ctx) from None
             if args[0] in _FIELD_WORDS:
                 raise click.UsageError(f"No such command {args[0]!r}. Use {_FIELD_WORDS[args[0]]}.", ctx) from None
             # click suggests only loaded commands, and none is loaded here.
-            near = get_close_matches(args[0], _ROOMS, 3, 0.5)
+            near = get_close_matches(args[0], _MODULES, 3, 0.5)
             hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx) from None
 
@@ -120,6 +136,12 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if not _is_ours(error):
+            raise
+        usage = click.UsageError(f"this needs the server, which is not installed here. {_INSTALL}")
+        usage.show()
+        sys.exit(usage.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 import click
 
 import sluiceway.kernel.light_httpx  # noqa: F401
-from sluiceway.adapters.secrets import read_secret
 from sluiceway.cli.common import DEFAULT_URL, Failure, Output, duration_option, from_root, json_option
 from sluiceway.cli.contexts import Contexts, contexts_file, read_contexts
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.secrets import read_secret
 
 if TYPE_CHECKING:
     import httpx

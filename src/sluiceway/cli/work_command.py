@@ -57,7 +57,7 @@ def work(
 
     Example: sluiceway work tasks:resize --queue images --processes 4
     """
-    from sluiceway.model.configuration import parse_address
+    from sluiceway.kernel.address import parse_address
     from sluiceway.worker import Options, work
     from sluiceway.worker.log_setup import configure_logs
 

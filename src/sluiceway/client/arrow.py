@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("Arrow tables need pyarrow: pip install 'sluiceway-client[arrow]'", name=error.name) from None
 
 from sluiceway.client.answers import Lease
 from sluiceway.kernel.errors import invalid

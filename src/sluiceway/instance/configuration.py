@@ -16,16 +16,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sluiceway.adapters.secrets import read_secret
 from sluiceway.core.queue.backend_placement import check_backends
+from sluiceway.kernel.address import parse_address
 from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.kernel.plain_errors import plain_error
+from sluiceway.kernel.secrets import read_secret
 from sluiceway.model.access import check_admin_key
 from sluiceway.model.backends import KINDS, BackendSettings, MemoryBackend, PostgresBackend, kind_of
-from sluiceway.model.configuration import SECTIONS, SQLITE_META, ClusterSettings, Configuration, parse_address
+from sluiceway.model.configuration import SECTIONS, SQLITE_META, ClusterSettings, Configuration
 from sluiceway.model.settings import MASK, Key, Settings, keys
 
 PREFIX = "SLUICEWAY_"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from sluiceway.kernel.address import DEFAULT_LISTEN
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import AUDIT_ENTRIES, MAX_AUDIT_ENTRIES, MAX_KEY_RATE, MAX_WORKERS, MIN_AUDIT_ENTRIES
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
 from sluiceway.model.settings import Settings, key
 
-DEFAULT_LISTEN = "127.0.0.1:2319"
 SQLITE_META = "sqlite:"
 SHUTDOWN_TIMEOUT: Millis = 10_000
 """Below the time that service managers commonly wait before they kill."""
@@ -170,18 +169,3 @@ SECTIONS: dict[str, type[Settings]] = {
     "limits": LimitSettings,
     "trace": TraceSettings,
 }
-
-
-class Address(NamedTuple):
-    """Host and port of a listener."""
-
-    host: str
-    port: int
-
-
-def parse_address(text: str, field: str) -> Address:
-    """Parse `HOST:PORT`, `[::1]:PORT`, or `:PORT` of the loopback address. Raises `invalid_request`."""
-    host, colon, port = text.rpartition(":")
-    if not (colon and port.isascii() and port.isdigit() and int(port) <= 65_535):
-        raise invalid(field, f"{text[:80]!r} is not HOST:PORT, such as {DEFAULT_LISTEN}")
-    return Address(host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port))

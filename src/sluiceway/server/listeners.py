@@ -8,9 +8,10 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from sluiceway.kernel.address import Address, parse_address
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import GOODBYE_TIMEOUT, HEAD_TIMEOUT
-from sluiceway.model.configuration import Address, ServerSettings, parse_address
+from sluiceway.model.configuration import ServerSettings
 
 _BACKLOG = 2_048
 _HESITATION = 0.002

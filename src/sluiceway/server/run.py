@@ -29,18 +29,11 @@ from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.cluster.peer_http import HttpTransport
 from sluiceway.instance.configuration import Loaded, load
 from sluiceway.instance.service import Membership, Service
+from sluiceway.kernel.address import Address, parse_address
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.local.stores import MAX_OPEN, most_open
-from sluiceway.model.configuration import (
-    SHUTDOWN_TIMEOUT,
-    SQLITE_META,
-    Address,
-    ClusterSettings,
-    Configuration,
-    ServerSettings,
-    parse_address,
-)
+from sluiceway.model.configuration import SHUTDOWN_TIMEOUT, SQLITE_META, ClusterSettings, Configuration, ServerSettings
 from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.server import logs

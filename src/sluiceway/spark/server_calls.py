@@ -25,7 +25,6 @@ import httpx
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluiceway.adapters.secrets import read_secret
 from sluiceway.client import protocol
 from sluiceway.client._sync.channel import Channel
 from sluiceway.client.errors import CallError
@@ -33,6 +32,7 @@ from sluiceway.client.http_exchange import Endpoint
 from sluiceway.client.protocol import ARROW, About, Call
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import KINDS, SluicewayError, invalid
+from sluiceway.kernel.secrets import read_secret
 from sluiceway.spark.options import Server
 
 log = logging.getLogger("sluiceway.spark")

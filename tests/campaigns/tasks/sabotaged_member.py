@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from simulation.bugs_tasks import ABLATIONS
 from simulation.planting import planted
+from sluiceway.capture.capture_sink import QueueSink, to_items
 from sluiceway.capture.partition_reader import _Reading
 from sluiceway.capture.streams.kinesis import KinesisStream
-from sluiceway.client.capture_sink import QueueSink, to_items
 from sluiceway.ports.change_stream import Batch
 from tests.campaigns.tasks.member import main
 

@@ -34,12 +34,12 @@ import psycopg
 import pyarrow as pa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from sluiceway.adapters.secrets import read_secret
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
 from sluiceway.capture.streams.pgoutput import Decoder, Lsn, ProtocolError, Transaction, format_lsn, parse_lsn
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.options import named
+from sluiceway.kernel.secrets import read_secret
 from sluiceway.ports.change_stream import CHANGES, AnnouncedPartition, Batch, BrokenOffError, SeedsUpto, UnknownPositionError
 from sluiceway.ports.partition_store import StoreUnavailableError
 

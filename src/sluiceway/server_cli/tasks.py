@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from sluiceway.cli.common import Output, counted, print_json, print_table, printing, table
-from sluiceway.cli.config import FILE
+from sluiceway.cli.common import FILE, Output, counted, print_json, print_table, printing, table
 from sluiceway.kernel.errors import SluicewayError, invalid
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def list_(output: Output, meta: str | None, config: Path | None) -> None:
 
     from sluiceway.capture import captures
     from sluiceway.capture.presenter import unseen
-    from sluiceway.cli import task_tables as view
+    from sluiceway.server_cli import task_tables as view
     from sluiceway.wire.json_tasks import summary
 
     url = _meta_url(meta, config)
@@ -77,7 +76,7 @@ def show(output: Output, name: str, meta: str | None, config: Path | None, log: 
 
     from sluiceway.adapters.system import now
     from sluiceway.capture import captures
-    from sluiceway.cli import task_tables as view
+    from sluiceway.server_cli import task_tables as view
 
     url = _meta_url(meta, config)
     known = asyncio.run(captures(url))

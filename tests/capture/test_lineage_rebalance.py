@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from sluiceway.capture import CaptureConfig, look, run_member
-from sluiceway.client.lineage import QueueLineage
+from sluiceway.capture.lineage import QueueLineage
 from sluiceway.ports.change_stream import Batch, BrokenOffError, SeedsUpto, UnknownPositionError
 from sluiceway.testing.change_stream_suite import Follower
 from sluiceway.testing.drive import driven
-from tests.client.lineage_rig import Place, aside, names, two_sided
+from tests.capture.lineage_rig import Place, aside, names, two_sided
 from tests.server.server_running import Running, eventually
 
 

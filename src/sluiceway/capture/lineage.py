@@ -30,8 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.adapters import system
-from sluiceway.adapters.secrets import read_secret
-from sluiceway.client import partition_lineage
+from sluiceway.capture import partition_lineage
 from sluiceway.client._async.client import AsyncClient
 from sluiceway.client.answers import Ignored, QueueInfo
 from sluiceway.client.arrow import LeasedTable
@@ -43,6 +42,7 @@ from sluiceway.kernel.ids import parse_lease_id
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.kernel.options import duration, named, required
+from sluiceway.kernel.secrets import read_secret
 from sluiceway.model.task_records import AnnouncedPartition
 from sluiceway.ports.change_stream import CHANGES, Batch, BrokenOffError, End, SeedsUpto, UnknownPositionError
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import click
 
-from sluiceway.cli.common import DEFAULT_PORT, DEFAULT_URL, Output, printing
-from sluiceway.cli.config import FILE
+from sluiceway.cli.common import DEFAULT_PORT, DEFAULT_URL, FILE, Output, printing
 from sluiceway.kernel.errors import SluicewayError
 
 LOOPBACK = "127.0.0.1"
@@ -31,7 +30,7 @@ _WRITTEN = click.Path(dir_okay=False, path_type=Path)
 
 def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """`HOST:PORT`, `[::1]:PORT` or `:PORT`."""
-    from sluiceway.model.configuration import parse_address
+    from sluiceway.kernel.address import parse_address
 
     if value:
         try:

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from sluiceway.capture.capture_sink import QueueSink, group_of, to_items
 from sluiceway.client import AsyncClient
-from sluiceway.client.capture_sink import QueueSink, group_of, to_items
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_PAYLOAD_BYTES
 from sluiceway.model.task_records import CHANGES

@@ -11,12 +11,12 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from sluiceway.client.lineage import MAX_OPEN, QueueLineage, from_options
+from sluiceway.capture.lineage import MAX_OPEN, QueueLineage, from_options
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import CHANGES, BrokenOffError, ChangeStream, UnknownPositionError
 from sluiceway.testing.change_stream_suite import BranchingStreamSuite, BranchingWorld, next_batch
 from sluiceway.testing.drive import driven
-from tests.client.lineage_rig import Place, aside, names, two_sided
+from tests.capture.lineage_rig import Place, aside, names, two_sided
 from tests.server.server_running import Running, eventually, running
 
 

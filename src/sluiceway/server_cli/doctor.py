@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 from sluiceway import __version__
-from sluiceway.cli import doctor_checks
-from sluiceway.cli.common import EXIT_REFUSED, printable, table
-from sluiceway.cli.config import FILE
-from sluiceway.cli.doctor_checks import Check
+from sluiceway.cli.common import EXIT_REFUSED, FILE, printable, table
 from sluiceway.cli.session import Session, connected
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.server_cli import doctor_checks
+from sluiceway.server_cli.doctor_checks import Check
 
 if TYPE_CHECKING:
     import httpx

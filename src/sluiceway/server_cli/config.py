@@ -9,11 +9,9 @@ from typing import Any
 
 import click
 
-from sluiceway.cli.common import EXIT_REFUSED, Output, printable, printing
+from sluiceway.cli.common import EXIT_REFUSED, FILE, Output, printable, printing
 from sluiceway.cli.session import Session, connected
 from sluiceway.kernel.errors import SluicewayError
-
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.group()

@@ -16,10 +16,10 @@ import click
 
 from sluiceway.cli.common import EXIT_INTERRUPTED, Output, counted, duration_option, printing
 from sluiceway.cli.session import Session, connected
-from sluiceway.cli.spark_jobs import archive, copy, ingest, missing, pairs, process, redrive
 from sluiceway.cli.stop_signal import Asked
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.server_cli.spark_jobs import archive, copy, ingest, missing, pairs, process, redrive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -246,7 +246,7 @@ def _presence(there: int, wanted: int) -> str:
 
 
 def _line(group: TaskGroup, job: Resident, *, stopped: bool = False) -> str:
-    from sluiceway.cli.task_tables import alarm_text
+    from sluiceway.server_cli.task_tables import alarm_text
 
     parts = [
         f"{group.name}: {'stopped' if stopped else _presence(len(job.present), job.tasks)}",

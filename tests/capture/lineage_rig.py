@@ -13,8 +13,8 @@ import httpx
 import pyarrow as pa
 
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
+from sluiceway.capture.lineage import QueueLineage
 from sluiceway.client import AsyncClient
-from sluiceway.client.lineage import QueueLineage
 from sluiceway.instance.service import Service
 from sluiceway.model.backends import MemoryBackend
 from tests.cluster.rebalance_rig import affinities
