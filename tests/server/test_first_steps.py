@@ -162,9 +162,9 @@ def test_a_taken_port_is_named() -> None:
 def test_what_is_no_item_is_named(server: Running) -> None:
     with (
         Client(server.url) as client,
-        pytest.raises(SluicewayError, match="expected bytes, str or Item for each item, not dict"),
+        pytest.raises(SluicewayError, match="expected bytes, text, or a value that JSON can hold"),
     ):
-        client.produce("q", [{"a": 1}])  # type: ignore[list-item]
+        client.produce("q", [{1j}])
 
 
 class Frame:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlencode
 
 from sluiceway.client import answers
+from sluiceway.client.payloads import encoded
 from sluiceway.client.protocol import (
     ARROW,
     DEFAULT_REQUEST_TIMEOUT,
@@ -23,7 +24,6 @@ from sluiceway.client.protocol import (
     millis,
     time_text,
 )
-from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import GENERATED_KEY
 
 State = Literal["ready", "leased", "scheduled"]
@@ -31,9 +31,13 @@ State = Literal["ready", "leased", "scheduled"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item to produce. A payload of text is sent as UTF-8. It is not served before `enqueue_at` (with a time zone)."""
+    """One item to produce. It is not served before `enqueue_at` (with a time zone).
 
-    payload: bytes | str
+    A payload of text is sent as UTF-8. One that is neither bytes nor text is sent as JSON, with the `encoding` `application/json`: a dict,
+    a list, a dataclass, a msgspec struct, a Pydantic model, and whatever else msgspec can encode.
+    """
+
+    payload: Any
     kind: str | None = None
     encoding: str | None = None
     reference: str | None = None
@@ -69,18 +73,15 @@ class Verdict:
     reason: str | None = None
 
 
-def _wire_item(item: Item | bytes | str) -> dict[str, object]:
-    if isinstance(item, str):
-        return {"utf8": item}
-    if isinstance(item, bytes):
-        return {"bytes": item}
+def _wire_item(item: object) -> dict[str, object]:
     if not isinstance(item, Item):
-        raise invalid("items", f"expected bytes, str or Item for each item, not {type(item).__name__}; encode it first, as by json.dumps")
-    fields = _wire_item(item.payload)
-    if item.kind is not None or item.encoding is not None or item.reference is not None or item.headers or item.enqueue_at:
+        item = Item(item)
+    payload, encoding = encoded(item.payload, item.encoding, "items")
+    fields: dict[str, object] = {"utf8": payload} if isinstance(payload, str) else {"bytes": payload}
+    if item.kind is not None or encoding is not None or item.reference is not None or item.headers or item.enqueue_at:
         fields |= given(
             kind=item.kind,
-            encoding=item.encoding,
+            encoding=encoding,
             reference=item.reference,
             headers=dict(item.headers) if item.headers else None,
             enqueue_at=time_text(item.enqueue_at, "enqueue_at"),
@@ -112,7 +113,7 @@ class Key(NamedTuple):
 
 def produce(
     queue_name: str,
-    items: Iterable[Item | bytes | str],
+    items: Iterable[object],
     request_timeout: Duration | None,
     key: Key,
 ) -> Call[answers.Produced]:

@@ -12,6 +12,7 @@ from sluiceway.client.batching import Batch, BatchLimits
 from sluiceway.client.errors import CallError
 from sluiceway.client.http_exchange import generated_key, seconds
 from sluiceway.client.item_calls import Item
+from sluiceway.client.payloads import encoded
 from sluiceway.client.protocol import Call, Duration, millis, time_text
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
@@ -36,7 +37,7 @@ def limits(linger: Duration, max_batch: int, max_bytes: int, max_in_flight: int,
 
 
 def checked_item(
-    payload: bytes | str,
+    payload: object,
     kind: str | None,
     encoding: str | None,
     reference: str | None,
@@ -44,9 +45,8 @@ def checked_item(
     enqueue_at: datetime | None,
 ) -> tuple[Item, int]:
     """The item and its size in bytes. Raises `invalid_request` for an item that the server would refuse, before it joins a batch."""
+    payload, encoding = encoded(payload, encoding)
     data = payload.encode() if isinstance(payload, str) else payload
-    if not isinstance(data, bytes):
-        raise invalid("payload", f"expected bytes or str, got {type(payload).__name__}")
     if len(data) > MAX_PAYLOAD_BYTES:
         raise invalid("payload", f"larger than {MAX_PAYLOAD_BYTES} bytes; store it elsewhere, and send a reference to it")
     size = len(data)

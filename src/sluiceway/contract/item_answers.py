@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -65,6 +65,13 @@ class LeasedItem(Answer, frozen=True):
     reference: str | None = None
     headers: dict[str, str] | None = None
     payload: bytes = msgspec.field(name="bytes", default=b"")
+
+    def json(self) -> Any:
+        """The payload, decoded as JSON. Raises ValueError if it is not JSON."""
+        try:
+            return msgspec.json.decode(self.payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"the payload of item {self.id} is not JSON: {error}") from None
 
 
 class Leased(Answer, frozen=True, kw_only=True):

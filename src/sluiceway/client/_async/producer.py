@@ -65,7 +65,7 @@ class AsyncProducer:
 
     async def send(
         self,
-        payload: bytes | str,
+        payload: object,
         *,
         kind: str | None = None,
         encoding: str | None = None,
@@ -75,8 +75,9 @@ class AsyncProducer:
     ) -> AsyncSent:
         """Put an item into the next batch, and return it without waiting until it is stored.
 
-        Waits while `max_buffered` bytes are buffered or being sent. The item is not served before `enqueue_at`. Raises `invalid_request`
-        for an item that no server would take, and `unavailable` if the producer is closed.
+        A payload that is neither bytes nor text is sent as JSON, as `Item` says. The item is not served before `enqueue_at`. Waits while
+        `max_buffered` bytes are buffered or being sent. Raises `invalid_request` for an item that no server would take, and `unavailable`
+        if the producer is closed.
         """
         item, size = checked_item(payload, kind, encoding, reference, headers, enqueue_at)
         while not self._closed and not self._batching.has_room(size):

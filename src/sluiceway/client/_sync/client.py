@@ -16,7 +16,7 @@ from sluiceway.client import admin_calls, answers, consumer_common, item_calls, 
 from sluiceway.client._sync.channel import Channel
 from sluiceway.client._sync.producer import Producer
 from sluiceway.client.http_exchange import DEFAULT_URL, Endpoint, generated_key, new_key, seconds
-from sluiceway.client.item_calls import Check, Item, Key, Retry, State, Verdict
+from sluiceway.client.item_calls import Check, Key, Retry, State, Verdict
 from sluiceway.client.protocol import Duration
 from sluiceway.client.queue_calls import Settings, Verb
 from sluiceway.client.rebalance_calls import Drain
@@ -192,7 +192,7 @@ class Client:
     def produce(
         self,
         queue_name: str,
-        items: Iterable[Item | bytes | str],
+        items: Iterable[object],
         *,
         request_timeout: Duration | None = None,
         idempotency_key: str | None = None,
@@ -201,6 +201,8 @@ class Client:
         idempotency_window: Duration | None = None,
     ) -> answers.Produced:
         """Store up to 1,000 items in one partition, all of them durably or none. Returns their ids.
+
+        Each is an `Item`, or only its payload: bytes, text, or a value that is sent as JSON, such as a dict or a dataclass (see `Item`).
 
         A repeat with the same `idempotency_key` stores nothing and returns the first call's answer; with other items it raises
         `key_conflict`. The server remembers the key for `idempotency_window` (the queue's: 24 hours by default). With an

@@ -1,0 +1,157 @@
+"""The two distributions: what is in each, and that the client's works in an environment that has nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from itertools import islice
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import sluiceway
+from sluiceway import testing
+
+
+@pytest.fixture(scope="module")
+def wheels(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels by distribution."""
+    into = tmp_path_factory.mktemp("wheels")
+    return {"sluiceway": built(repository, "wheel", into), "sluiceway-client": built(repository / "client", "wheel", into)}
+
+
+def built(project: Path, kind: str, into: Path) -> Path:
+    before = set(into.iterdir())
+    command = [sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", str(into)]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = set(into.iterdir()) - before
+    return made
+
+
+def files(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def test_each_file_is_in_one_of_them(repository: Path, wheels: dict[str, Path]) -> None:
+    server, client = files(wheels["sluiceway"]), files(wheels["sluiceway-client"])
+    assert not server & client
+    source = repository / "src"
+    tracked = subprocess.run(["git", "ls-files", "src"], cwd=repository, capture_output=True, text=True, check=True).stdout.split()
+    there = {str(Path(name).relative_to("src")) for name in tracked if (repository / name).exists()}
+    assert there <= server | client
+    assert all((source / name).exists() for name in server | client)
+
+
+def test_they_have_one_version_and_the_servers_needs_that_client(repository: Path) -> None:
+    version = sluiceway.__version__
+    dependencies = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"sluiceway-client=={version}" in dependencies
+    assert not [each for each in dependencies if re.match(r"(click|httpx|msgspec|rich|prometheus-client)\b", each)], "the client has these"
+
+
+def test_the_clients_source_distribution_makes_the_same_wheel(repository: Path, wheels: dict[str, Path], tmp_path: Path) -> None:
+    with tarfile.open(built(repository / "client", "sdist", tmp_path)) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    (tmp_path / "again").mkdir()
+    with zipfile.ZipFile(built(source, "wheel", tmp_path / "again")) as again, zipfile.ZipFile(wheels["sluiceway-client"]) as first:
+        assert {each.filename: each.CRC for each in again.infolist() if not each.filename.endswith("RECORD")} == {
+            each.filename: each.CRC for each in first.infolist() if not each.filename.endswith("RECORD")
+        }
+
+
+@pytest.fixture(scope="module")
+def alone(repository: Path, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the client's wheel, and the dependencies that the lock file has for it."""
+    uv = repository / ".tools/bin/uv"
+    if not uv.exists():
+        pytest.skip("uv is not here: the environment was not made by `make setup`")
+    place = tmp_path_factory.mktemp("client")
+    command = [
+        uv,
+        "export",
+        "--locked",
+        "--package",
+        "sluiceway-client",
+        "--no-dev",
+        "--no-emit-workspace",
+        "--quiet",
+        "-o",
+        place / "needs.txt",
+    ]
+    ran(*command, cwd=repository)
+    ran(uv, "venv", "--quiet", "--python", sys.executable, place / "venv")
+    target = ["--python", place / "venv/bin/python", "--quiet", "--link-mode", "copy"]
+    ran(uv, "pip", "install", *target, "--requirement", place / "needs.txt")
+    ran(uv, "pip", "install", *target, "--no-deps", wheels["sluiceway-client"])
+    return place / "venv/bin"
+
+
+def ran(*command: object, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")}
+    environment |= {"UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, check=False, env=environment, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done  # type: ignore[no-any-return]
+
+
+def python(alone: Path, code: str) -> str:
+    return ran(alone / "python", "-I", "-c", code).stdout
+
+
+def test_the_client_alone_produces_leases_and_works(alone: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text("def resize(item):\n    print('resized', item.json()['name'], flush=True)\n")
+    with testing.server() as server:
+        server.client.create_queue("resize")
+        code = f"""
+            from sluiceway.client import Client
+            with Client({server.url!r}) as client:
+                client.produce("resize", [{{"name": "a.png"}}])
+                with client.producer("resize") as producer:
+                    producer.send({{"name": "b.png"}})
+                print(len(client.peek("resize")))
+        """
+        assert python(alone, dedent(code)).split() == ["2"]
+        named: list[str | Path] = [alone / "sluiceway", "--url", server.url]
+        assert json.loads(ran(*named, "--json", "stats", "resize").stdout)["queue_name"] == "resize"
+        worker = subprocess.Popen(
+            [*named, "work", "tasks:resize"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            assert worker.stdout is not None
+            names = {line.split()[1] for line in islice((line for line in worker.stdout if line.startswith("resized")), 2)}
+            assert names == {"a.png", "b.png"}
+        finally:
+            worker.terminate()
+            worker.communicate()
+        assert worker.returncode == 0
+
+
+def test_the_client_alone_says_what_it_does_not_have(alone: Path) -> None:
+    code = "import sluiceway.client, sluiceway.worker, sys; print({'numpy', 'pyarrow', 'uvicorn'} & {*sys.modules})"
+    assert python(alone, code) == "set()\n"
+    with pytest.raises(AssertionError, match=re.escape("Arrow tables need pyarrow: pip install 'sluiceway-client[arrow]'")):
+        python(alone, "import sluiceway.client.arrow")
+    for command in (("serve",), ("doctor",), ("key", "create", "x", "--scope", "admin", "--data", ".")):
+        done = subprocess.run([alone / "sluiceway", *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 2, done.stderr
+        assert "pip install sluiceway" in done.stderr
+        assert "Traceback" not in done.stderr
+    help_text = ran(alone / "sluiceway", "--help").stdout
+    assert " produce " in help_text
+    assert " serve " not in help_text
+
+
+def test_the_client_alone_is_small(alone: Path) -> None:
+    packages = next((alone.parent / "lib").glob("python3.*/site-packages"))
+    mib = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file()) / 2**20
+    assert mib <= 15
