@@ -17,7 +17,8 @@ import pytest
 
 from sluiceway.cli import admin, line_producer, main, session
 from sluiceway.cli.common import chunks, exit_code, print_table, printable, table
-from sluiceway.client import CallError
+from sluiceway.client import CallError, Client
+from sluiceway.client.answers import Left, MovedItems
 from sluiceway.kernel.errors import KINDS, SluicewayError
 from tests.cli.cli_shell import commands_of
 from tests.server.server_process import PATIENCE, closed_port
@@ -314,3 +315,17 @@ def test_other_machines_are_kept_out_unless_it_is_wanted(run: Run, tmp_path: Pat
     code, _, err = run("serve", "--data", str(tmp_path), "--listen", "0.0.0.0:0", "--auth", "none")
     assert code == 3
     assert "insecure" in err
+
+
+def test_a_move_that_failed_in_part_is_an_error_after_what_it_did(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = {"a": "unavailable", "b": "outcome_unknown", "c": "gone"}
+
+    def some_failed(client: Client, queue: str, ids: list[str], target: str | None) -> MovedItems:
+        return MovedItems(matched=1, moved=1, ignored=[Left(id=each, reason=reasons[each]) for each in ids if each in reasons])
+
+    monkeypatch.setattr(Client, "move_items", some_failed)
+    code, out, err = run("move", "q", "a", "b", "c", "d", "--to", "other")
+    assert (code, out) == (5, "Moved 1\nignored a: unavailable\nignored b: outcome unknown\nignored c: gone\n")
+    assert "2 ids failed; repeating the command is safe (outcome_unknown)" in err
+    assert run("move", "q", "a", "d", "--to", "other")[0] == 4
+    assert run("move", "q", "c", "d", "--to", "other")[0] == 0

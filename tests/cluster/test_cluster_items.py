@@ -369,3 +369,46 @@ def test_a_lease_takes_from_several_partitions_of_one_owner(tmp_path: Path) -> N
             assert len(found) == 6
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("fault", "code"), [("refuses", "unavailable"), ("loses", "outcome_unknown")])
+def test_a_move_of_which_one_owner_cannot_be_reached_tells_of_every_item(tmp_path: Path, fault: str, code: str) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (made, _):
+            services = await filled(made, "x")
+            await services[0].create_queue(spec("other", 1))
+            getattr(made.wires, fault).add("c")
+            request = MoveItems(dict.fromkeys(NUMBERS, SOME), 10_000, (), "other")
+            moved = await services[0].move_items("q", request)
+            incarnation = services[0].queue("q").incarnation
+            assert (moved.matched, moved.ignored) == (
+                4,
+                [(f"{incarnation}.{number}.0", code) for number in sorted(shares(services[2], "q"))],
+            )
+            # With nothing moved, the error alone says it.
+            with pytest.raises(SluicewayError) as raised:
+                await services[0].move_items("q", replace(request, offsets=dict.fromkeys(shares(services[2], "q"), SOME)))
+            assert raised.value.code == code
+            getattr(made.wires, fault).clear()
+            again = await services[0].move_items("q", request)
+            assert again.matched == (2 if code == "unavailable" else 0)
+            assert {why for _, why in again.ignored} == {"gone"}
+
+    asyncio.run(run())
+
+
+def test_a_move_whose_partition_finds_no_owner_in_time_tells_of_its_items(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (made, _):
+            services = await filled(made, "x")
+            await services[0].create_queue(spec("other", 1))
+            incarnation = services[0].queue("q").incarnation
+            owned = clustered(services[0])._owners
+            item = next(name for name, owner in owned.items() if name.endswith(f"{incarnation}.4"))
+            clustered(services[0]).member._on_look = None
+            clustered(services[0])._owners = {name: owner for name, owner in owned.items() if name != item}
+            moved = await services[0].move_items("q", MoveItems(dict.fromkeys(NUMBERS, SOME), 1_000, (), "other"))
+            assert (moved.matched, moved.ignored) == (5, [(f"{incarnation}.4.0", "unavailable")])
+            clustered(services[0])._owners = owned
+
+    asyncio.run(run())

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from sluiceway.cluster.router import Router
+from sluiceway.model.inspection import MovedAway
 from sluiceway.server.http import Receive, Scope, Send
 from sluiceway.server.ui.api import Api, ProblemError
 from tests.dashboard.test_ui import ORIGIN, blocks, signed
@@ -47,6 +49,18 @@ def test_what_was_not_deleted_is_said_with_its_reason(server: Guarded) -> None:
     assert "deleted 1" in told
     assert f"{leased} : leased" in told
     assert "Ignored" not in deleted(server, name, server.produce(name, "c")["first_id"])
+
+
+def test_what_may_have_been_moved_is_told(server: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def some_failed(*_: object) -> MovedAway:
+        return MovedAway(1, 1, {"other": 1}, [("aaaaaaaa.0.1", "outcome_unknown")])
+
+    monkeypatch.setattr(Router, "move_items", some_failed)
+    given = {"queue_name": server.queue(), "ids": "aaaaaaaa.0.0\naaaaaaaa.0.1", "target": server.queue()}
+    told = words(server.http.post("/ui/do/items.move", data=given, headers={ORIGIN: "same-origin"}).text)
+    assert "Move items: done" in told
+    assert "Items with an unknown outcome may have been moved." in told
+    assert "aaaaaaaa.0.1 : outcome unknown" in told
 
 
 def test_a_problem_that_stays_is_told_once(server: Guarded) -> None:

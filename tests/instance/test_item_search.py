@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,10 +22,12 @@ from sluiceway.local import item_search
 from sluiceway.model.inspection import MoveItems, RunNow, Search, SearchedQueue
 from sluiceway.model.item_filter import REASON_HEADER, ItemFilter
 from sluiceway.model.items import ENQUEUE_AT, batch_from_rows
+from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, Lease, Offsets, Produce, Selection, Settle
 from sluiceway.model.small_batch import in_columns
+from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
-from tests.instance.instance_rig import eventually, serving, spec
+from tests.instance.instance_rig import eventually, fine, serving, spec
 
 ALL = ("ready", "leased", "scheduled")
 
@@ -211,3 +214,31 @@ async def test_dead_items_are_found_by_their_reason_and_go_back_to_where_they_di
         assert sorted((await every(service, "q", search(ItemFilter())))[0]) == ["0", "1"]
         with pytest.raises(SluicewayError, match="no queue 'nowhere'"):
             await service.move_items("dead", MoveItems({0: pa.array([2]).to_numpy()}, 20_000, (), "nowhere"))
+
+
+@driven
+async def test_a_move_tells_of_the_items_of_partitions_that_failed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, store):
+        incarnation = (await service.create_queue(spec("q", 4))).incarnation
+        await service.create_queue(spec("other"))
+        for partition in range(4):
+            await put(service, "q", {"payload": b"x"}, partition=partition)
+        service._driver("q").queue.stop_executor(0, "damaged", system.now())
+
+        async def is_lost(ref: PartitionRef) -> Outcome | None:
+            return Outcome.UNKNOWN if ref == PartitionRef(incarnation, 2) else None
+
+        async def is_down(ref: PartitionRef) -> None:
+            if ref == PartitionRef(incarnation, 2):
+                raise StoreUnavailableError("the disk is gone")
+
+        store.on_apply, store.on_open = is_lost, is_down
+        some = dict.fromkeys(range(4), np.array([0], np.int64))
+        moved = await service.move_items("q", MoveItems(some, 1_000, (), "other"))
+        assert (moved.matched, moved.moved) == (2, 2), "those behind a partition that fails are moved, too"
+        assert sorted(moved.ignored) == [(f"{incarnation}.0.0", "partition_damaged"), (f"{incarnation}.2.0", "outcome_unknown")]
+        store.on_apply = store.on_open = fine
+        await eventually(lambda: service._driver("q").queue.executors[2].takes_work)
+        with pytest.raises(SluicewayError) as raised:
+            await service.move_items("q", MoveItems({0: some[0], 1: some[1]}, 1_000, (), "other"))
+        assert raised.value.code == "partition_damaged", "with nothing moved, the call says so itself"

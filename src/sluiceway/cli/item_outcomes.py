@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sluiceway.cli.common import arguments_or_stdin, chunks, duration_option
+from sluiceway.cli.common import arguments_or_stdin, chunks, counted, duration_option
 from sluiceway.cli.session import Session, connected, queue_argument
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.errors import KINDS, SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _id_chunks(ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> Iterator[dic
 def settle_all(session: Session, calls: Iterable[Any], done: str, text: Callable[..., str], **total: Any) -> None:
     """Make the calls, add their answers' fields to those of `total`, and print the sum; `text` makes words of it.
 
-    `done` completes the message of a call that fails after others succeeded.
+    `done` completes the message of a call that fails after others succeeded. Ids ignored for an error make the command fail, too.
     """
     ignored: list[Any] = []
     try:
@@ -57,6 +57,9 @@ def settle_all(session: Session, calls: Iterable[Any], done: str, text: Callable
         session.fail(error, count, f"{done} before this error; repeating the command is safe")
     lines = [text(*total.values()), *(f"ignored {each.id}: {each.reason.replace('_', ' ')}" for each in ignored)]
     session.print({**total, "ignored": ignored}, "\n".join(lines))
+    if failed := [each.reason for each in ignored if each.reason in KINDS]:
+        code = max(failed, key=lambda reason: reason == "outcome_unknown")
+        session.fail(SluicewayError(code, f"{counted(len(failed), 'id')} failed; repeating the command is safe"), 0, "")
 
 
 @click.command()

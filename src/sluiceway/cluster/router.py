@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -317,7 +317,8 @@ class Router:
         return await self._in_parts(record, replace(request, partitions=numbers), Cleared())
 
     async def _in_parts(self, record: QueueRecord, request: Part, total: Summed) -> Summed:
-        """Send each owner its part. Completed parts stay done; an error says that some are not, or may not be.
+        """Send each owner its part. Completed parts stay done; an error says that some are not, or may not be. A move that took effect
+        anywhere answers with the ids of the parts that failed: repeated, it could not tell which items it has moved.
 
         Parts refused by a former owner go to the new one. Items of a removed partition count as settled.
         """
@@ -330,13 +331,18 @@ class Router:
             except SluicewayError:
                 if self.share(record).numbers.issuperset(left):
                     raise
-        while left := await self._pass_over(record, request, left, total, deadline):
+        while left:
+            try:
+                left = await self._pass_over(record, request, left, total, deadline)
+            except SluicewayError as error:
+                _give_up(record, request, total, [(left, error)])
+                break
             groups = by_owner(left, lambda number: self.owner(record, number))
             asked = [self._part(record, peer, part(request, numbers, max(1, deadline - system.now()))) for peer, numbers in groups.items()]
             # A single part is not worth a task.
-            answers = await asyncio.gather(*asked, return_exceptions=True) if len(asked) > 1 else [await _outcome(asked[0])]
+            answers = [await _outcome(asked[0])] if len(asked) == 1 else await asyncio.gather(*asked, return_exceptions=True)
             left = []
-            problem: BaseException | None = None
+            failures: list[tuple[list[int], SluicewayError]] = []
             for numbers, answer in zip(groups.values(), answers, strict=True):
                 if not isinstance(answer, BaseException):
                     total.add(answer)
@@ -344,15 +350,19 @@ class Router:
                 gone = [number for number in numbers if number not in self.share(record).numbers]
                 again = numbers if _is(answer, "not_here") else gone
                 left += again
-                if len(again) < len(numbers):
-                    problem = problem or answer
-            if problem is not None:
-                raise problem
+                if failed := [number for number in numbers if number not in again]:
+                    if not isinstance(answer, SluicewayError):
+                        raise answer
+                    failures.append((failed, answer))
+            if failures:
+                _give_up(record, request, total, failures)
             if left:
                 self.look()
                 await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
             if system.now() >= deadline and not self.share(record).numbers.isdisjoint(left):
-                raise SluicewayError("unavailable", f"partition {left[0]} has no owner; the call took effect in the other partitions")
+                absent = SluicewayError("unavailable", f"partition {left[0]} has no owner; the call took effect in the other partitions")
+                _give_up(record, request, total, [(left, absent)])
+                break
         return total
 
     async def _pass_over(self, record: QueueRecord, request: Part, numbers: list[int], total: Summed, deadline: Millis) -> list[int]:
@@ -554,6 +564,13 @@ def _of_none(record: QueueRecord, number: int) -> Explanation:
     if number < record.given:
         return Explanation("gone", f"its partition {number} was removed by a rebalance when it was empty: the item was settled or moved")
     return Explanation("unknown", "this id was never given")
+
+
+def _give_up(record: QueueRecord, request: Part, total: object, failures: Sequence[tuple[list[int], SluicewayError]]) -> None:
+    """Raise the first error; a move that took effect in other partitions records it with the ids."""
+    if not isinstance(total, MovedAway):
+        raise failures[0][1]
+    total.note_failures([(names_of(request, numbers, record.incarnation), error) for numbers, error in failures])
 
 
 def _is(error: BaseException, code: str) -> bool:

@@ -12,9 +12,13 @@ from sluiceway.contract.fields import Answer, Duration, ItemIdText, LeaseIdText,
 IgnoredReason = Literal["completed", "expired", "retried", "released", "dead", "settled", "not_leased", "not_yours", "unknown"]
 """Why an id is ignored. The item was completed · its lease ran out, and it is offered again under another id · it was retried, released,
 or is dead · it is one of these, longer ago than is remembered · waits, and is in no lease · is leased by another client · never was."""
-LeftReason = Literal["leased", "ready", "no_source", "gone", "unknown"]
+FailedReason = Literal["unavailable", "partition_damaged", "queue_not_found", "outcome_unknown"]
+"""The error code of an item's partition, in the answer of a call that took effect in others. Only with `outcome_unknown` may it have taken
+effect there, too."""
+LeftReason = Literal["leased", "ready", "no_source", "gone", "unknown", FailedReason]
 """Why a call on waiting items left this one alone: a client has it · it is ready already · it did not die in a queue to which it could go
-back · it was settled, put back under another id, dropped, or is on its way to another queue · no partition has given such an id."""
+back · it was settled, put back under another id, dropped, or is on its way to another queue · no partition has given such an id · see
+`FailedReason`."""
 Whereabouts = Literal["ready", "scheduled", "leased", "dying", "gone", "unknown", "unavailable"]
 """Where an item is. `gone`: see the explanation's reason. `unavailable`: its partition is not open."""
 BrowseState = Literal["ready", "leased", "scheduled"]
@@ -184,7 +188,7 @@ class MovedItems(Answer, frozen=True, kw_only=True):
     matched: Annotated[int, about("Items that left the queue.")]
     moved: Annotated[int, about("Those of them that have arrived; the others are on their way.")] = 0
     targets: Annotated[dict[str, int], about("How many have arrived, by queue.")] = {}
-    ignored: Annotated[list[Left], about("What was not moved, and why.")] = []
+    ignored: Annotated[list[Left], about("What was not moved, and why; with `outcome_unknown`, what may have been.")] = []
 
 
 class Cleared(Answer, frozen=True, kw_only=True):

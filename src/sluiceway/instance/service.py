@@ -590,7 +590,10 @@ class Service:
         return await self.audit.recorded("storage/items.run_now", by, queue_name, _asked(request), work)
 
     async def move_items(self, queue_name: str, request: MoveItems, by: Actor = SYSTEM) -> MovedAway:
-        """Send waiting items by id to another queue. Raises as `clear`, and `queue_not_found` for a target that does not exist."""
+        """Send waiting items by id to another queue. Raises as `clear`, and `queue_not_found` for a target that does not exist.
+
+        Once items have moved it raises nothing: items of partitions that failed are ignored with the error's code.
+        """
         work = self._router.move_items(self.queue(queue_name), request)
         return await self.audit.recorded("storage/items.move", by, queue_name, _asked(request, request.target), work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -20,56 +21,78 @@ from sluiceway.model.leased_items import Slice, present, take_rows, with_columns
 from sluiceway.model.requests import Offsets
 
 if TYPE_CHECKING:
+    from sluiceway.core.queue.partition_executor import PartitionExecutor
     from sluiceway.local.queue_driver import QueueDriver
+
+Failed = tuple[list[str], SluicewayError]
+"""Ids of a partition, and the error that says what became of them."""
 
 
 async def move_items(driver: QueueDriver, request: MoveItems, incarnation_of: Callable[[str], str | None]) -> MovedAway:
     """Begin the transfers and wait for these until `request_timeout`. Transfers that have begun continue after that.
 
-    Raises `queue_not_found` if a target does not exist (nothing was moved), and what `QueueDriver.ask` raises if nothing was.
+    Raises `queue_not_found` if a target does not exist (nothing was moved), and what `QueueDriver.ask` raises if nothing was. If some
+    partitions fail and others do not, the ids of those are ignored with the error's code.
     """
     deadline = system.now() + request.request_timeout
     if request.target == driver.record.queue_name:
         raise invalid("target", "the items are already in this queue")
     result = MovedAway()
-    routes = await _routes(driver, request, result)
+    routes, failures = await _routes(driver, request, result)
     targets = incarnations({route.target for route in routes}, incarnation_of)
+    # All at once: one that hangs must not use up the time of the others.
+    asked = (
+        driver.ask(TakeOut(at, offsets, to, left(deadline), opening, targets[to], True)) for (at, to, opening), offsets in routes.items()
+    )
+    answers: list[TransferBegun | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
     arrivals: list[Arrival] = []
-    for route, offsets in routes.items():
-        wanted = TakeOut(route.partition, offsets, route.target, left(deadline), route.opening, targets[route.target], True)
-        try:
-            begun: TransferBegun = await driver.ask(wanted)
-        except SluicewayError:
-            if not arrivals:
-                raise
-            break
-        result.matched += begun.items
-        result.ignored += begun.ignored
-        if begun.items:
-            arrivals.append(Arrival(route.target, begun.items, driver.transfers.arrival(route.partition, begun.number)))
+    for (route, offsets), begun in zip(routes.items(), answers, strict=True):
+        if isinstance(begun, SluicewayError):
+            failures.append((_names(driver, route.partition, offsets), begun))
+        elif isinstance(begun, BaseException):
+            raise begun
+        else:
+            result.matched += begun.items
+            result.ignored += begun.ignored
+            if begun.items:
+                arrivals.append(Arrival(route.target, begun.items, driver.transfers.arrival(route.partition, begun.number)))
+    result.note_failures(failures)
     result.targets = await arrived(arrivals, deadline)
     result.moved = sum(result.targets.values())
     return result
 
 
-async def _routes(driver: QueueDriver, request: MoveItems, result: MovedAway) -> dict[Route, Offsets]:
-    """Where the items go. Those that cannot go back to where they died are recorded in `result` as ignored."""
+async def _routes(driver: QueueDriver, request: MoveItems, result: MovedAway) -> tuple[dict[Route, Offsets], list[Failed]]:
+    """Where the items go, and those whose partition is not open. Items without a source to go back to are ignored in `result`."""
     routes: dict[Route, Offsets] = {}
+    failures: list[Failed] = []
     for number, offsets in request.offsets.items():
-        executor = driver.executor(number)
-        opening = executor.opening
-        if request.target is not None:
-            routes[Route(number, request.target, opening)] = offsets
-            continue
-        waiting = waiting_among(executor.partition, offsets)
-        there = {offset for piece in waiting for offset in piece.offsets.tolist()}
-        left_alone = {offset: why_left(executor.partition, offset) for offset in offsets.tolist() if offset not in there}
-        sources = await _sources(driver, number, waiting)
-        for source in sorted({source for source in sources.values() if source is not None}):
-            routes[Route(number, source, opening)] = np.array(sorted(at for at in sources if sources[at] == source), np.int64)
-        left_alone |= {offset: "no_source" if offset in sources else "gone" for offset in there if sources.get(offset) is None}
-        result.ignored += [(str(ItemId(driver.record.incarnation, number, offset)), why) for offset, why in sorted(left_alone.items())]
-    return routes
+        try:
+            executor = driver.executor(number)
+            if request.target is not None:
+                routes[Route(number, request.target, executor.opening)] = offsets
+            else:
+                routes |= await _routes_back(driver, executor, offsets, result)
+        except SluicewayError as error:
+            failures.append((_names(driver, number, offsets), error))
+    return routes, failures
+
+
+async def _routes_back(driver: QueueDriver, executor: PartitionExecutor, offsets: Offsets, result: MovedAway) -> dict[Route, Offsets]:
+    """The routes of dead items of one partition to the queues in which they died."""
+    number, opening = executor.number, executor.opening
+    waiting = waiting_among(executor.partition, offsets)
+    there = {offset for piece in waiting for offset in piece.offsets.tolist()}
+    left_alone = {offset: why_left(executor.partition, offset) for offset in offsets.tolist() if offset not in there}
+    sources = await _sources(driver, number, waiting)
+    left_alone |= {offset: "no_source" if offset in sources else "gone" for offset in there if sources.get(offset) is None}
+    result.ignored += [(str(ItemId(driver.record.incarnation, number, offset)), why) for offset, why in sorted(left_alone.items())]
+    found = sorted({source for source in sources.values() if source is not None})
+    return {Route(number, source, opening): np.array(sorted(at for at in sources if sources[at] == source), np.int64) for source in found}
+
+
+def _names(driver: QueueDriver, number: int, offsets: Offsets) -> list[str]:
+    return [str(ItemId(driver.record.incarnation, number, offset)) for offset in offsets.tolist()]
 
 
 async def _sources(driver: QueueDriver, number: int, pieces: list[Slice]) -> dict[int, str | None]:

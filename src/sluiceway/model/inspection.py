@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pyarrow as pa
 
-from sluiceway.contract.item_answers import BrowseState, LeftReason
+from sluiceway.contract.item_answers import BrowseState, FailedReason, LeftReason
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.item_filter import ItemFilter
 from sluiceway.model.requests import Offsets
 
@@ -178,7 +179,10 @@ class MadeReady:
 
 @dataclass(slots=True)
 class MovedAway:
-    """`matched`: items taken out of the queue; `moved`: those durable in their target; `targets`: these by target; and the ignored ids."""
+    """`matched`: items taken out of the queue; `moved`: those durable in their target; `targets`: these by target; and the ignored ids.
+
+    If some partitions fail and others do not, the ids of those are ignored, too, with the code of the error.
+    """
 
     matched: int = 0
     moved: int = 0
@@ -192,3 +196,14 @@ class MovedAway:
         for target, items in other.targets.items():
             self.targets[target] = self.targets.get(target, 0) + items
         self.ignored += other.ignored
+
+    def note_failures(self, failures: Sequence[tuple[Iterable[str], SluicewayError]]) -> None:
+        """Record ids whose partitions failed. Raises an error if no item has moved: `outcome_unknown` if any is."""
+        if failures and not self.matched:
+            raise max((error for _, error in failures), key=lambda error: error.code == "outcome_unknown")
+        for names, error in failures:
+            # The other codes promise that nothing was done, too.
+            self.ignored += [(name, _FAILED.get(error.code, "unavailable")) for name in names]
+
+
+_FAILED: Mapping[str, FailedReason] = {code: code for code in get_args(FailedReason)}

@@ -456,7 +456,8 @@ class AsyncClient:
     ) -> answers.MovedItems:
         """Send up to 1,000 ready or scheduled items by id to the queue `target`; without one, dead items back to where they died.
 
-        They are ready there at once, with new ids, their origins, and attempts reset. Leased items stay and are listed as ignored.
+        They are ready there at once, with new ids, their origins, and attempts reset. Leased items stay and are listed as ignored. So
+        are items whose partition failed after others had moved, with the error's code: `outcome_unknown` items may have moved.
         """
         return await self._channel.run(item_calls.move_items(queue_name, ids, target, request_timeout))
 
