@@ -166,7 +166,7 @@ def test_a_dead_item_says_which_error_its_handler_raised(
     assert headers["sluiceway-reason"] == f"max_attempts 1 reached: {reason}"
     (failure,) = json.loads(headers["sluiceway-failures"])
     assert (failure["attempt"], failure["reason"], failure["host"]) == (1, reason, socket.gethostname())
-    assert failure["took"].endswith("s")
+    assert failure["handler_time"].endswith("s")
     assert ("trace" in failure) == (not options)
 
 

@@ -60,7 +60,7 @@ def test_outcomes_wait_for_others_and_go_in_one_call() -> None:
     it.tick(30)
     it.pump()
     first, second = it.received[:2]
-    assert it.calls[Settle] == Settle([first], [Retry(second, reason="no", took="20ms")], [])
+    assert it.calls[Settle] == Settle([first], [Retry(second, reason="no", handler_time="20ms")], [])
 
 
 def test_the_last_outcome_waits_for_nobody() -> None:
@@ -227,7 +227,7 @@ def test_nothing_is_put_back_before_the_server_knows_that_nobody_waits() -> None
     it.tick(HANG_UP_TIME - 1)
     assert it.keeper.decide(it.now) == []
     it.tick(1)
-    assert it.keeper.decide(it.now) == [Settle([], [Retry(it.received[0], reason="no", took="0ms")], [])]
+    assert it.keeper.decide(it.now) == [Settle([], [Retry(it.received[0], reason="no", handler_time="0ms")], [])]
 
 
 def test_a_stop_has_patience_with_a_server_that_is_away_but_not_for_ever() -> None:

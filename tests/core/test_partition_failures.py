@@ -55,7 +55,7 @@ def told(rig: Rig) -> dict[bytes, list[dict[str, Any]]]:
 def test_an_attempt_says_what_its_client_said() -> None:
     rig = filled("a")
     rig.lease(1, client="worker")
-    rig.settle([0], failed("ValueError: no such customer", "line 1\nline 2", host="node-7", took=1_500), START + 7)
+    rig.settle([0], failed("ValueError: no such customer", "line 1\nline 2", host="node-7", handler_time=1_500), START + 7)
     rig.reload()
     (failure,) = queries.explain(rig.machine, 1).failures
     assert failure == Failure(1, START + 7, "worker", "ValueError: no such customer", "line 1\nline 2", "node-7", 1_500)
@@ -112,12 +112,12 @@ def test_a_leased_and_a_scheduled_item_tell_of_their_failures() -> None:
 def test_a_dead_item_takes_its_failures_along_with_the_trace_of_the_last() -> None:
     rig = filled("a", max_attempts=3, keeps_dead=True)
     for attempt in range(1, 4):
-        rig.settle(lease_all(rig), failed(f"no {attempt}", f"trace {attempt}", took=attempt))
+        rig.settle(lease_all(rig), failed(f"no {attempt}", f"trace {attempt}", handler_time=attempt))
     rig.reload()
     (told_,) = told(rig).values()
     assert [each["reason"] for each in told_] == ["no 1", "no 2", "no 3"]
     assert [each.get("trace") for each in told_] == [None, None, "trace 3"]
-    assert [each["took"] for each in told_] == ["1ms", "2ms", "3ms"]
+    assert [each["handler_time"] for each in told_] == ["1ms", "2ms", "3ms"]
 
 
 def test_what_is_sent_does_not_change_while_a_transfer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

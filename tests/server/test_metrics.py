@@ -128,8 +128,8 @@ def test_handler_times_are_a_histogram_by_outcome(tmp_path: Path) -> None:
         for text in "ab":
             server.produce(name, text)
         first, second = (each["items"][0]["id"] for each in (server.lease(name, batch_size=1), server.lease(name, batch_size=1)))
-        server.ask("queue.complete", queue_name=name, ids=[first], handled=[{"took_ms": 40, "items": 1}])
-        server.ask("queue.retry", queue_name=name, items=[{"id": second, "took": "2s"}])
+        server.ask("queue.complete", queue_name=name, ids=[first], handler_times=[{"handler_time": "40ms", "items": 1}])
+        server.ask("queue.retry", queue_name=name, items=[{"id": second, "handler_time": "2s"}])
         text = scraped(server)
         metric = "sluiceway_queue_handler_duration_seconds"
         assert values(text, f"{metric}_bucket", queue=name, outcome="done", le="0.03") == [0]

@@ -48,7 +48,7 @@ def explain(session: Session, queue: str, item_id: str) -> None:
 def _failure(failure: FailedAttempt) -> str:
     """`Attempt 3, 2026-01-31 08:00:00 UTC, worker-1 on node-7, 1.5s: ValueError: no such customer`, and the trace below it."""
     who = " on ".join(printable(each.encode()) for each in (failure.client_id, failure.host) if each)
-    parts = (f"Attempt {failure.attempt}", _moment(failure.at), who, failure.took)
+    parts = (f"Attempt {failure.attempt}", _moment(failure.at), who, failure.handler_time)
     lines = [", ".join(str(part) for part in parts if part) + f": {printable(failure.reason.encode(), 1_000) or 'no reason given'}"]
     lines += [f"    {printable(line.encode(), 300)}" for line in failure.trace.splitlines()]
     return "\n".join(lines)

@@ -49,8 +49,8 @@ class Item:
 class Retry:
     """An item to put back at `retry_at` or after `retry_after` (`0s`: at once), or to send to the dead queue (`dead`) with a `reason`.
 
-    With none of these it waits as the queue's `retry_backoff` says. `trace` (of an exception, 4,096 bytes), `host` and `took` are kept with
-    the `reason` for those who ask why the item failed.
+    With none of these it waits as the queue's `retry_backoff` says. `trace` (of an exception, 4,096 bytes), `host` and `handler_time` (how
+    long the handler ran) are kept with the `reason`, to show why the item failed.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Retry:
     reason: str | None = None
     trace: str | None = None
     host: str | None = None
-    took: Duration | None = None
+    handler_time: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +192,12 @@ def complete(
     lease_ids: Iterable[str],
     request_timeout: Duration | None,
     check: Check,
-    durations: Sequence[tuple[int, int]] = (),
+    handler_times: Sequence[tuple[int, int]] = (),
 ) -> Call[answers.Completed]:
-    """`durations`: how long items were handled, as pairs of milliseconds and number of items."""
+    """`handler_times`: pairs of milliseconds and number of items."""
     fields, about = _chosen(queue_name, ids, lease_ids, check)
-    if durations:
-        fields["handled"] = [{"took_ms": millis, "items": items} for millis, items in durations]
+    if handler_times:
+        fields["handler_times"] = [{"handler_time": f"{millis}ms", "items": items} for millis, items in handler_times]
     return call("/v1/queue.complete", answers.Completed, fields, request_timeout=request_timeout, about=about)
 
 
@@ -237,7 +237,7 @@ def _wire_retry(item: Retry | str) -> dict[str, object]:
         reason=item.reason,
         trace=item.trace,
         host=item.host,
-        took=duration_text(item.took),
+        handler_time=duration_text(item.handler_time),
     )
 
 

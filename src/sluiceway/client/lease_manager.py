@@ -131,7 +131,7 @@ class LeaseManager:
     _running: dict[str, Millis] = field(default_factory=dict)
     """The items being handled, and since when."""
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
-    _took: dict[str, Millis] = field(default_factory=dict)
+    _handler_times: dict[str, Millis] = field(default_factory=dict)
     """How long items were handled whose outcome is not confirmed."""
     _sent: Settle | None = None
     _settle_at: Millis = 0
@@ -281,8 +281,8 @@ class LeaseManager:
             return
         if not self._outcomes:
             self._settle_at = now + self.linger
-        self._took[item_id] = now - since
-        self._outcomes[item_id] = replace(outcome, took=f"{now - since}ms") if isinstance(outcome, Retry) else outcome
+        self._handler_times[item_id] = now - since
+        self._outcomes[item_id] = replace(outcome, handler_time=f"{now - since}ms") if isinstance(outcome, Retry) else outcome
 
     def extended(self, asked: Sequence[str], lease_ids: Iterable[str], now: Millis, sent_at: Millis) -> None:
         """The extend call sent at `sent_at` extended the leases `lease_ids`. The other leases in `asked` are lost."""
@@ -331,7 +331,7 @@ class LeaseManager:
         given_up = [item_id for item_id in ids if item_id not in self._lease_of]
         for item_id in given_up:
             del again[item_id]
-            self._took.pop(item_id, None)
+            self._handler_times.pop(item_id, None)
         self._outcomes = again | self._outcomes
         return given_up
 
@@ -345,9 +345,9 @@ class LeaseManager:
             self._abandon_at = abandon_at if self._abandon_at is None else min(abandon_at, self._abandon_at)
         self._release_waiting()
 
-    def durations(self, ids: Iterable[str]) -> list[tuple[Millis, int]]:
-        """How long those items were handled, to two digits: pairs of milliseconds and number of items."""
-        return sorted(Counter(_to_two_digits(self._took[item_id]) for item_id in ids if item_id in self._took).items())
+    def handler_times(self, ids: Iterable[str]) -> list[tuple[Millis, int]]:
+        """The handler times of those items, to two digits: pairs of milliseconds and number of items."""
+        return sorted(Counter(_to_two_digits(self._handler_times[item_id]) for item_id in ids if item_id in self._handler_times).items())
 
     # -- internals ------------------------------------------------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class LeaseManager:
 
     def _forget(self, item_id: str) -> None:
         """Drop a settled item from its lease, and the lease with its last item."""
-        self._took.pop(item_id, None)
+        self._handler_times.pop(item_id, None)
         lease_id = self._lease_of.pop(item_id, None)
         lease = self._leases.get(lease_id or "")
         if lease is not None and lease_id is not None:

@@ -255,7 +255,7 @@ class FailedAttempt(Answer, frozen=True, kw_only=True, omit_defaults=True):
     at: Annotated[Time, about("When it ended.")]
     client_id: Annotated[str, about("The client that had leased the item.")] = ""
     host: Annotated[str, about("The client's machine.")] = ""
-    took: Annotated[Duration | None, about("How long the item was handled.")] = None
+    handler_time: Annotated[Duration | None, about("How long the handler ran.")] = None
     reason: Annotated[str, about("Why: an exception's type and message, or what the client said.")] = ""
     trace: Annotated[str, about("The last lines of the exception's trace.")] = ""
 

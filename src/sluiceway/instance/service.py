@@ -551,9 +551,9 @@ class Service:
     async def settle(self, queue_name: str, request: Settle) -> Settled:
         """Complete, retry, release, or (staging) state outcomes. A `strict` request, too, returns the ignored ids."""
         settled = await self._router.settle(self.queue(queue_name), request)
-        if request.durations:
-            self._driver(queue_name).handler_times.note(request.durations, system.now(), is_done=True)
-        elif failed := request.failed_durations():
+        if request.handler_times:
+            self._driver(queue_name).handler_times.note(request.handler_times, system.now(), is_done=True)
+        elif failed := request.failed_handler_times():
             self._driver(queue_name).handler_times.note(failed, system.now(), is_done=False)
         return settled
 

@@ -134,7 +134,7 @@ class Leased:
 
 
 class Failure(NamedTuple):
-    """A failed attempt of an item. `host`, `took` (ms) and `trace` are as its client says; empty or None: it does not."""
+    """A failed attempt of an item. `host`, `handler_time` (ms) and `trace` are as its client says; empty or None: it does not."""
 
     attempt: int
     at: Millis
@@ -142,7 +142,7 @@ class Failure(NamedTuple):
     reason: str = ""
     trace: str = ""
     host: str = ""
-    took: Millis | None = None
+    handler_time: Millis | None = None
 
     def shown(self) -> FailedAttempt:
         """As answers show it."""
@@ -151,7 +151,7 @@ class Failure(NamedTuple):
             at=cast(datetime, format_time(self.at)),
             client_id=self.client_id,
             host=self.host,
-            took=None if self.took is None else format_duration(self.took),
+            handler_time=None if self.handler_time is None else format_duration(self.handler_time),
             reason=self.reason,
             trace=self.trace,
         )
@@ -173,7 +173,7 @@ class Disposition(NamedTuple):
     reason: str = ""
     trace: str = ""
     host: str = ""
-    took: Millis | None = None
+    handler_time: Millis | None = None
 
 
 DONE = Disposition("done")
@@ -193,8 +193,8 @@ class Settle:
     """Complete, retry, release or (with `stage`) state outcomes of leased items, by partition.
 
     `foreign`: ids of other incarnations or of partitions that do not exist; ignored as unknown. With a `client_id`, so are items leased by
-    another client. `strict`: the call fails with `stale_ids` if any id was ignored (the others are settled all the same). `durations`: how
-    long items were handled that are completed, as pairs of milliseconds and number of items.
+    another client. `strict`: the call fails with `stale_ids` if any id was ignored (the others are settled all the same).
+    `handler_times`: those of completed items, as pairs of milliseconds and number of items.
     """
 
     selections: dict[int, list[Selection]]
@@ -203,15 +203,15 @@ class Settle:
     foreign: Sequence[str] = ()
     client_id: str | None = None
     strict: bool = False
-    durations: Sequence[tuple[Millis, int]] = ()
+    handler_times: Sequence[tuple[Millis, int]] = ()
 
-    def failed_durations(self) -> list[tuple[Millis, int]]:
-        """How long items were handled that failed, where their clients say so."""
+    def failed_handler_times(self) -> list[tuple[Millis, int]]:
+        """The handler times of failed items, as `handler_times`, as far as their clients reported them."""
         return [
-            (each.disposition.took, len(each.offsets))
+            (each.disposition.handler_time, len(each.offsets))
             for selections in self.selections.values()
             for each in selections
-            if each.disposition.took is not None and each.offsets is not None
+            if each.disposition.handler_time is not None and each.offsets is not None
         ]
 
 

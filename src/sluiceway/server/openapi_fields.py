@@ -79,10 +79,10 @@ _ITEMS: Final = {
     "reason": "The reason, as text.",
     "trace": "Last lines of the exception's trace, up to 4,096 bytes. Kept with the failed attempt.",
     "host": "The client's machine. Kept with the failed attempt.",
-    "took": "How long the item was handled. Kept with the failed attempt.",
-    "handled": "How long the items were handled, for the queue's statistics.",
-    "took_ms": "How long each of the items was handled.",
-    "Handled.items": "How many items were handled for so long.",
+    "handler_time": "How long the handler ran. Kept with the failed attempt.",
+    "handler_times": "Handler times of the completed items, for the queue's statistics.",
+    "HandlerTime.handler_time": "How long the handler ran for each of the items.",
+    "HandlerTime.items": "Number of items with this handler time.",
     "outcome": "Outcome that takes effect when the lease is completed.",
 }
 

@@ -30,10 +30,10 @@ from sluiceway.wire.item_limits import check_count
 from sluiceway.wire.outcome_selection import Grouped, check_partition, group_items, group_leases, select_leases
 
 
-class Handled(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """How long some items were handled, each of them."""
+class HandlerTime(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The handler time of each of some items."""
 
-    took_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_SCHEDULE)]
+    handler_time: Duration
     items: Annotated[int, msgspec.Meta(ge=1, le=MAX_ITEMS_ARROW)] = 1
 
 
@@ -96,14 +96,17 @@ class SelectCall(_IdsCall):
 
 
 class CompleteCall(SelectCall):
-    """`queue.complete`: also how long the items were handled."""
+    """`queue.complete`: also the items' handler times."""
 
-    handled: Annotated[tuple[Handled, ...], UP_TO_JSON] = ()
+    handler_times: Annotated[tuple[HandlerTime, ...], UP_TO_JSON] = ()
 
     def done(self, record: QueueRecord) -> Settle:
         """The settle to run. Raises `invalid_request` and `too_many_items`."""
         wanted = self.request(record, DONE)
-        wanted.durations = [(each.took_ms, each.items) for each in self.handled]
+        wanted.handler_times = [
+            (check_duration(each.handler_time, f"handler_times[{at}].handler_time", 0, MAX_SCHEDULE), each.items)
+            for at, each in enumerate(self.handler_times)
+        ]
         return wanted
 
 
@@ -115,7 +118,7 @@ class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     reason: ShortText | None = None
     trace: TraceText | None = None
     host: ShortText | None = None
-    took: Duration | None = None
+    handler_time: Duration | None = None
 
     def disposition(self, at: int, now: Millis) -> Disposition:
         """The disposition of the item at index `at` of the call. `now` is in milliseconds. Raises `invalid_request`."""
@@ -128,8 +131,8 @@ class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
             found["trace"] = check_text(self.trace, f"{path}.trace", MAX_TRACE_BYTES)
         if self.host:
             found["host"] = check_text(self.host, f"{path}.host")
-        if self.took is not None:
-            found["took"] = check_duration(self.took, f"{path}.took", 0, MAX_SCHEDULE)
+        if self.handler_time is not None:
+            found["handler_time"] = check_duration(self.handler_time, f"{path}.handler_time", 0, MAX_SCHEDULE)
         return found
 
     def _outcome(self, path: str, now: Millis) -> Disposition:

@@ -418,11 +418,11 @@ class AsyncConsumer:
         self._manager.extended(lease_ids, [lease.lease_id for lease in answer.leases], _now(), sent_at)
 
     async def _settle(self, effect: Settle) -> None:
-        name, check, durations = self._queue_name, Check(), self._manager.durations(effect.done)
+        name, check, handler_times = self._queue_name, Check(), self._manager.handler_times(effect.done)
         ignored: list[Ignored] = []
         try:
             if effect.done:
-                ignored += (await self._attempt(item_calls.complete(name, effect.done, (), SETTLE_TIMEOUT, check, durations))).ignored
+                ignored += (await self._attempt(item_calls.complete(name, effect.done, (), SETTLE_TIMEOUT, check, handler_times))).ignored
             if effect.retries:
                 ignored += (await self._attempt(item_calls.retry(name, effect.retries, SETTLE_TIMEOUT, check))).ignored
             if effect.released:

@@ -142,14 +142,14 @@ class TableLoop:
                 raise
             return error
 
-    async def _settle(self, leased: LeasedTable, outcome: list[Verdict] | BaseException | None, took: Millis) -> None:
+    async def _settle(self, leased: LeasedTable, outcome: list[Verdict] | BaseException | None, handler_time: Millis) -> None:
         name, lease_ids = self._queue_name, leased.lease_ids
         if outcome is None:
             log.warning("queue %s: %d items were released before their handler was done", name, len(leased))
             await self._repeat(item_calls.release(name, (), lease_ids, SETTLE_TIMEOUT, Check()))
             return
         if isinstance(outcome, BaseException):
-            retry = replace(put_back("", outcome, self._error_messages), took=f"{took}ms")
+            retry = replace(put_back("", outcome, self._error_messages), handler_time=f"{handler_time}ms")
             wanted = [replace(retry, id=item_id) for item_id in leased.ids().to_pylist()]
             for at in range(0, len(wanted), MAX_ITEMS_JSON):
                 await self._repeat(item_calls.retry(name, wanted[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT, Check()))
@@ -158,7 +158,7 @@ class TableLoop:
             if not await self._repeat(item_calls.settle(name, outcome[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT)):
                 # To complete the leases now would complete these items, too. They are offered again instead.
                 return
-        await self._repeat(item_calls.complete(name, (), lease_ids, SETTLE_TIMEOUT, Check(), [(took, len(leased))]))
+        await self._repeat(item_calls.complete(name, (), lease_ids, SETTLE_TIMEOUT, Check(), [(handler_time, len(leased))]))
 
     async def _repeat(self, call: Call[Any]) -> bool:
         """Make the call until it succeeds. Returns False if it did not in time. Raises an error that no repetition can fix."""

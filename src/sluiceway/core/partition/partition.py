@@ -357,8 +357,8 @@ class Partition:
             _report(self.circuit, disposition, len(positions), lease.probe)
         stays = positions
         if disposition.verdict in ("retry", "dead"):
-            _, _, _, reason, trace, host, took = disposition
-            self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, reason, trace, host, took))
+            _, _, _, reason, trace, host, handler_time = disposition
+            self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, reason, trace, host, handler_time))
         if disposition.verdict == "done":
             self.log.header.completed += len(positions)
             if self.repeated:

@@ -145,7 +145,7 @@ async def _one(visit: Visit, queue_name: str, item_id: str) -> Facts:
 
 def _failure(failure: Facts) -> Facts:
     """A failed attempt, with texts that can be shown, empty where nothing is known."""
-    unknown = dict.fromkeys(("client_id", "host", "took", "reason", "trace"), "")
+    unknown = dict.fromkeys(("client_id", "host", "handler_time", "reason", "trace"), "")
     return unknown | {name: visible(value) if isinstance(value, str) else value for name, value in failure.items()}
 
 
