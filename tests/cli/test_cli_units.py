@@ -87,6 +87,7 @@ def test_every_command_explains_itself(run: Run) -> None:
         (["retry", "q"], "Missing argument 'ID...|-'"),
         (["retry", "q", "x", "--reason", "r"], "--reason needs --dead"),
         (["retry", "q", "x", "--dead", "--after", "1s"], "exclude each other"),
+        (["work", "tasks:resize", "--queue", "a", "-q", "b"], "run `sluiceway work` once for each queue"),
         (["serve", "--data", "d", "--listen", "2319"], "not HOST:PORT"),
         (["serve", "--data", "d", "--listen", "localhost:99999"], "not HOST:PORT"),
         (["serve"], "Missing option '--data'"),

@@ -14,9 +14,23 @@ from sluiceway.cli.session import Session, flags, queue_names, server_options
 from sluiceway.kernel.errors import SluicewayError
 
 
+def _one_queue(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
+    if len(values) > 1:
+        raise click.BadParameter("a worker serves one queue; run `sluiceway work` once for each queue", ctx, param)
+    return values[0] if values else None
+
+
 @click.command()
 @click.argument("handler", metavar="MODULE:FUNCTION")
-@click.option("--queue", "-q", "queue_name", shell_complete=queue_names, help="Queue to work on. [default: the function's name]")
+@click.option(
+    "--queue",
+    "-q",
+    "queue_name",
+    multiple=True,
+    callback=_one_queue,
+    shell_complete=queue_names,
+    help="Queue to work on. [default: the function's name]",
+)
 @click.option("--concurrency", "-c", type=click.IntRange(1), default=8, show_default=True, help="Handlers at once in each process.")
 @click.option("--processes", "-p", type=click.IntRange(1), default=1, show_default=True, help="Processes, each with its own handlers.")
 @click.option("--batch-size", type=click.IntRange(1), help="Call the function with lists of up to this many items.")
