@@ -146,12 +146,34 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("options", [[], ["--processes", "2"]], ids=["one process", "processes"])
 def test_a_worker_that_cannot_work_says_why(start: Callable[..., Worker], options: list[str]) -> None:
-    absent = start("slow", *options, queue="absent")
-    assert absent.wait() == 3
-    assert "there is no queue 'absent' (queue_not_found)" in absent.log
     unknown = start("nothing", *options)
     assert unknown.wait() == 3
     assert "handlers has no 'nothing'; its functions: batch, dies, note, slow, slow_async, stuck, table" in unknown.log
+
+
+@pytest.mark.parametrize(("handler", "options"), [WAYS[0], WAYS[1], WAYS[3], WAYS[4]], ids=["sync", "async", "tables", "processes"])
+def test_a_worker_waits_for_its_queue(start: Callable[..., Worker], served: testing.TestServer, handler: str, options: list[str]) -> None:
+    stopped = start(handler, *options, "--listen", "127.0.0.1:0", queue="late")
+    started = start(handler, *options, queue="late")
+    for worker in (stopped, started):
+        eventually(lambda worker=worker: "create it with `sluiceway queue create late`" in worker.log)  # type: ignore[misc]
+    url = stopped.log.partition("health and metrics at ")[2].partition("/healthz")[0]
+    eventually(lambda: get(url, "/readyz") == (503, "there is no queue 'late'\n"))
+    assert get(url, "/healthz")[0] == 200
+    assert stopped.stop() == 0, stopped.log
+    served.client.create_queue("late")
+    served.client.produce("late", ["1"])
+    eventually(lambda: started.begun() == ["1"])
+    assert started.log.count("the queue does not exist") == (2 if "--processes" in options else 1)
+    assert started.stop() == 0, started.log
+
+
+def get(url: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url + path, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 def test_health_and_metrics(start: Callable[..., Worker], served: testing.TestServer) -> None:
@@ -159,18 +181,10 @@ def test_health_and_metrics(start: Callable[..., Worker], served: testing.TestSe
     worker = start("slow", "--processes", "2", "--listen", "127.0.0.1:0")
     eventually(lambda: "health and metrics at" in worker.log)
     url = worker.log.partition("health and metrics at ")[2].partition("/healthz")[0]
-
-    def get(path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(url + path, timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    eventually(lambda: 'sluiceway_worker_items_total{outcome="done",queue="q"} 30.0' in get("/metrics")[1])
-    assert get("/healthz") == (200, "ok\n")
-    assert get("/readyz") == (200, "ok\n")
-    assert get("/")[0] == 404
+    eventually(lambda: 'sluiceway_worker_items_total{outcome="done",queue="q"} 30.0' in get(url, "/metrics")[1])
+    assert get(url, "/healthz") == (200, "ok\n")
+    assert get(url, "/readyz") == (200, "ok\n")
+    assert get(url, "/")[0] == 404
     served.client.delete_queue("q", force=True)
     assert worker.wait() == 3
 

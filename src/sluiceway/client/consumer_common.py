@@ -133,7 +133,12 @@ def not_in_a_block() -> SluicewayError:
 
 def tell_problem(queue_name: str, before: str | None, error: SluicewayError | None) -> None:
     """Log when lease calls begin to fail, and when one succeeds again. `before`: why the previous one failed, if it did."""
-    if before is None and error is not None:
+    if error is not None and error.code == "queue_not_found":
+        # Also after another problem: a worker may start before the server, and that before its queues are created.
+        if before != error.detail:
+            hint = f"create it with `sluiceway queue create {queue_name}`, or correct the name"
+            log.warning("queue %s: the queue does not exist: %s. It keeps trying", queue_name, hint)
+    elif before is None and error is not None:
         log.warning("queue %s: no items can be leased: %s. It keeps trying", queue_name, error.detail)
     elif before is not None and error is None:
         log.warning("queue %s: items can be leased again", queue_name)
@@ -156,11 +161,13 @@ def check_batch_size(batch_size: int) -> None:
         raise invalid("batch_size", f"expected 1 to {MAX_ITEMS_ARROW}")
 
 
-def new_lease_manager(prefetch: int, lease_timeout: Duration, linger: Duration, patience: float) -> LeaseManager:
+def new_lease_manager(
+    prefetch: int, lease_timeout: Duration, linger: Duration, patience: float, wait_for_queue: bool = False
+) -> LeaseManager:
     """Raises `invalid_request`, which names the option."""
     if not 0 <= prefetch <= MAX_ITEMS_ARROW:
         raise invalid("prefetch", f"expected 0 to {MAX_ITEMS_ARROW}")
     lease_millis = millis(lease_timeout, "lease_timeout")
     if not MIN_LEASE_TIMEOUT <= lease_millis <= MAX_LEASE_TIMEOUT:
         raise invalid("lease_timeout", f"expected {MIN_LEASE_TIMEOUT}ms to {MAX_LEASE_TIMEOUT // 86_400_000}d")
-    return LeaseManager(1, prefetch, lease_millis, millis(linger, "linger"), round(patience * 1000))
+    return LeaseManager(1, prefetch, lease_millis, millis(linger, "linger"), round(patience * 1000), wait_for_queue)

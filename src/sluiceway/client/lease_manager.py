@@ -113,6 +113,8 @@ class LeaseManager:
     lease_timeout: Millis
     linger: Millis
     patience: Millis
+    wait_for_queue: bool = False
+    """Whether a queue that does not exist is waited for. Not once it has existed: then it was deleted."""
     handler_time: float | None = None
     """Moving average of the time that an item is being handled, in milliseconds; None before the first one was."""
     error: CallError | None = None
@@ -238,6 +240,7 @@ class LeaseManager:
         """The lease call returned `answer`."""
         self._asking.succeeded()
         self.problem = None
+        self.wait_for_queue = False
         for lease in answer.leases:
             self._leases[lease.lease_id] = _Lease(now + self.lease_timeout // 3, now + self.lease_timeout, set())
         for item in answer.items:
@@ -256,7 +259,8 @@ class LeaseManager:
         """The lease call failed. `roll` (0 to 1) jitters the pause before the next one."""
         self._asking.failed(error, now, roll)
         self.problem = error.detail
-        self._may_stop(error)
+        if not (self.wait_for_queue and error.code == "queue_not_found"):
+            self._may_stop(error)
 
     def take(self, now: Millis) -> LeasedItem | None:
         """Return the next item and count it as being handled. None if no item waits or `concurrency` items are being handled."""

@@ -85,6 +85,7 @@ class WorkerProcess:
             "lease_timeout": options.lease_timeout,
             "error_messages": options.error_messages,
             "retry_for": RETRY_FOR,
+            "wait_for_queue": True,
         }
 
     def _running(self) -> dict[str, Any]:

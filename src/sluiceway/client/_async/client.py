@@ -504,19 +504,21 @@ class AsyncClient:
         linger: Duration = "20ms",
         retry_for: Duration | None = None,
         error_messages: bool = True,
+        wait_for_queue: bool = False,
     ) -> AsyncConsumer:
         """Return a consumer, which leases items, keeps their leases alive, and settles them.
 
         `run` a handler, or enter it as a context manager and iterate over it. Up to `prefetch` items wait beside those being handled.
         Leases last `lease_timeout`, and are extended while their items are held. An outcome waits up to `linger` for others. When the
         consumer stops, it repeats unsent outcomes for `retry_for` (the client's). With `error_messages` false, only the type of a handler's
-        exception is recorded as the reason: the message may contain data of the item. Raises `invalid_request` for an option out of bounds.
+        exception is recorded as the reason: the message may contain data of the item. With `wait_for_queue`, the consumer waits for a queue
+        that does not exist yet, instead of failing. Raises `invalid_request` for an option out of bounds.
         """
         # Imported here because a consumer needs asyncio, and importing that adds half to the start-up time of the command line.
         from sluiceway.client._async.consumer import open_consumer
 
         manager = consumer_common.new_lease_manager(
-            prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._channel.retry_for)
+            prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._channel.retry_for), wait_for_queue
         )
         return open_consumer(self._channel, queue_name, self.client_id, manager, error_messages)
 

@@ -159,7 +159,13 @@ class AsyncConsumer:
         self._begun, self._shutdown_timeout = True, shutdown_millis(shutdown_timeout)
         manager = self._manager
         self._tables = TableLoop(
-            self._attempt, self._queue_name, self._client_id, manager.lease_timeout, manager.patience, self._error_messages
+            self._attempt,
+            self._queue_name,
+            self._client_id,
+            manager.lease_timeout,
+            manager.patience,
+            self._error_messages,
+            manager.wait_for_queue,
         )
         if manager.stopping:
             self._tables.stop(0)
@@ -399,8 +405,10 @@ class AsyncConsumer:
         try:
             answer = await self._attempt(call)
         except CallError as error:
-            tell_problem(self._queue_name, self._manager.problem, error)
+            before = self._manager.problem
             self._manager.ask_failed(error, _now(), random.random())
+            if self._manager.error is None:
+                tell_problem(self._queue_name, before, error)
             return
         tell_problem(self._queue_name, self._manager.problem, None)
         self._manager.leased(answer, _now())

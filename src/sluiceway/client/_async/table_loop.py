@@ -40,10 +40,18 @@ class TableLoop:
     """Leases up to `batch_size` items at a time, `concurrency` times at once, and keeps the leases alive while they are handled."""
 
     def __init__(
-        self, attempt: Attempt, queue_name: str, client_id: str, lease_timeout: Millis, patience: Millis, error_messages: bool
+        self,
+        attempt: Attempt,
+        queue_name: str,
+        client_id: str,
+        lease_timeout: Millis,
+        patience: Millis,
+        error_messages: bool,
+        wait_for_queue: bool,
     ) -> None:
         self._attempt, self._queue_name, self._client_id = attempt, queue_name, client_id
         self._lease_timeout, self._patience, self._error_messages = lease_timeout, patience, error_messages
+        self._wait_for_queue = wait_for_queue
         self._stopping = asyncio.Event()
         self._abandoning = asyncio.Event()
         self._abandon_timer: asyncio.TimerHandle | None = None
@@ -91,7 +99,7 @@ class TableLoop:
             try:
                 leased = await _unless(self._stopping, self._attempt(call), LAST_ANSWER)
             except CallError as error:
-                if is_final(error):
+                if is_final(error) and not (self._wait_for_queue and error.code == "queue_not_found"):
                     raise
                 tell_problem(self._queue_name, self.problem, error)
                 self.problem = error.detail
@@ -100,7 +108,7 @@ class TableLoop:
                 await _unless(self._stopping, asyncio.sleep(pause))
                 continue
             tell_problem(self._queue_name, self.problem, None)
-            failures, self.problem = 0, None
+            failures, self.problem, self._wait_for_queue = 0, None, False
             if leased is not None and len(leased):
                 if self._stopping.is_set():
                     await self._repeat(item_calls.release(self._queue_name, (), leased.lease_ids, SETTLE_TIMEOUT, Check()))
