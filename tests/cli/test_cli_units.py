@@ -299,10 +299,12 @@ def test_the_data_directory_of_a_running_server_is_refused(run: Run, tmp_path: P
 
 def test_a_server_that_cannot_start_says_why(run: Run, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code, _, err = run("serve", "--data", str(tmp_path), "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
-    assert code == 1
-    assert "Address already in use" in err
-    assert "Traceback" not in err
+        port = taken.getsockname()[1]
+        for command in (("serve", "--listen", f"127.0.0.1:{port}"), ("dev", "--no-demo", "--port", str(port))):
+            code, _, err = run(*command, "--data", str(tmp_path))
+            assert code == 1
+            assert "Address already in use" in err
+            assert "Traceback" not in err
 
 
 def test_the_demo_refuses_what_it_cannot_kill(run: Run) -> None:

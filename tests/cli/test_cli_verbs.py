@@ -545,11 +545,12 @@ def test_serve(shell: Shell, tmp_path: Path) -> None:
 
 @verb("dev")
 def test_dev(shell: Shell, tmp_path: Path) -> None:
-    for more in ((), ("--json",)):
+    for more in ((), ("--port", "0", "--json")):
         with child(shell, "dev", "--no-demo", *more, cwd=tmp_path) as server:
             line = line_of(server)
             url = json.loads(line)["url"] if more else line.split()[-1]
             assert shell.json("queue", "list", "--url", url) == []
+            assert not (more and url.endswith(":2319"))
             assert interrupted(server) == 0
     assert (tmp_path / ".sluiceway-data").is_dir()
 

@@ -96,11 +96,17 @@ def _why(error: OSError) -> str:
     help="Run a demo with live queues and moving partitions. [default: only in a new folder or a demo's]",
 )
 @click.option("--no-open", is_flag=True, help="Do not open the dashboard in a browser.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help=f"Listen port on {LOOPBACK}. Port 0 picks a free port. [default: {DEFAULT_PORT}, or a free port if that is taken]",
+)
 @printing
-def dev(output: Output, data: Path, demo: bool | None, no_open: bool) -> None:
+def dev(output: Output, data: Path, demo: bool | None, no_open: bool, port: int | None) -> None:
     """Run a development server and print first commands to try.
 
-    It listens on port 2319 of this machine, or on a free port if that is taken. The data is kept for the next run.
+    Only this machine can connect to it. The data is kept for the next run.
 
     In a new folder a demo runs beside the server: it produces to and consumes from its own queues (demo-…), whose partitions are in the
     two backends of the folder's demo.toml. In a folder with other queues it runs only with --demo.
@@ -132,9 +138,9 @@ def dev(output: Output, data: Path, demo: bool | None, no_open: bool) -> None:
 
     try:
         try:
-            _run(data, config, {"server.listen": f"{LOOPBACK}:{DEFAULT_PORT}"}, tell)
+            _run(data, config, {"server.listen": f"{LOOPBACK}:{DEFAULT_PORT if port is None else port}"}, tell)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
+            if error.errno != errno.EADDRINUSE or port is not None:
                 raise
             _run(data, config, {"server.listen": f"{LOOPBACK}:0"}, tell)
     except OSError as error:
