@@ -71,8 +71,9 @@ def test_the_overview_begins_with_what_is_wrong_and_the_queue_in_trouble_comes_f
         assert f"warning {ill} : 1 item ready, and no consumer has asked for any in" in shown
         assert f"sluiceway consumer list {ill}" in shown
         assert page.index(f'id="q-{ill}"') < page.index(f'id="q-{well}"'), "trouble first, then size"
-        assert "Needs attention" in server.http.get(f"/ui/queues/{ill}").text
-        assert "Needs attention" not in server.http.get(f"/ui/queues/{well}").text
+        for path in ("", "/items", "/partitions", "/map", "/consumers", "/dead", "/settings", "/audit", "/redrive"):
+            assert "Needs attention" in server.http.get(f"/ui/queues/{ill}{path}").text
+            assert "Needs attention" not in server.http.get(f"/ui/queues/{well}{path}").text
 
 
 def test_what_the_key_may_not_see_is_said(keyed: Guarded) -> None:

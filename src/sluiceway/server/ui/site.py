@@ -15,6 +15,7 @@ from sluiceway.server.http import JSON, Request, Send, respond
 from sluiceway.server.ui.api import Asgi, Facts, ProblemError
 from sluiceway.server.ui.counts import Counts
 from sluiceway.server.ui.live import Feeds, mark
+from sluiceway.server.ui.pages.overview import own_problems
 from sluiceway.server.ui.render import Asset, Pages, assets
 from sluiceway.server.ui.routes import COMMANDS, MOVED, PARTS, ROOMS, VIEWS
 from sluiceway.server.ui.view import Command, View, problem_of
@@ -142,8 +143,7 @@ class Site:
 
     async def _whole(self, visit: Visit) -> str:
         view = self._view(visit)
-        facts = {**self._common(visit), **await view.gather(visit)}
-        live = self._pages.html(view.template, facts)
+        facts, live = await self._gathered(view, visit)
         still = self._pages.html(view.still, facts) if view.still else ""
         query = urlencode({**visit.query, _WAS: mark(live)})
         return self._pages.html(
@@ -160,11 +160,18 @@ class Site:
             },
         )
 
+    async def _gathered(self, view: View, visit: Visit) -> tuple[Facts, str]:
+        """The variables of the page's templates, and its live part. That of a queue's page begins with the queue's problems."""
+        common = self._common(visit)
+        facts, problems = await asyncio.gather(view.gather(visit), own_problems(visit) if view.is_of_queue else _none())
+        banner = self._pages.html("queue_problems.html", {**common, "problems": problems}) if problems else ""
+        return {**common, **facts}, banner + self._pages.html(view.template, {**common, **facts})
+
     async def _live(self, visit: Visit) -> str:
         """The live part of a page, or the problem in its place. Raises ProblemError if the reader has to sign in."""
         view = self._view(visit)
         try:
-            text = self._pages.html(view.template, {**self._common(visit), **await view.gather(visit)})
+            _, text = await self._gathered(view, visit)
         except ProblemError as error:
             if error.is_stranger:
                 raise
@@ -350,6 +357,10 @@ async def _made(visit: Visit, making: Awaitable[str], outcome: str = "") -> str:
     except Exception:
         log.exception("page %s failed", visit.path)
         raise _unexpected(outcome) from None
+
+
+async def _none() -> list[Facts]:
+    return []
 
 
 def _unexpected(outcome: str = "") -> ProblemError:

@@ -40,6 +40,11 @@ class View:
     def _expression(self) -> re.Pattern[str]:
         return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[A-Za-z0-9_.\\-]{1,128})", self.pattern))
 
+    @property
+    def is_of_queue(self) -> bool:
+        """Whether it is a page of one queue, the only segment of its pattern."""
+        return self.pattern.startswith("/ui/queues/{")
+
     def match(self, path: str) -> Mapping[str, str] | None:
         """The segments of the path by the pattern's names; None if the path does not match."""
         found = self._expression.fullmatch(path)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from typing import Final
 
+from sluiceway.adapters.system import stopwatch
 from sluiceway.server.ui.api import Facts, ProblemError
 from sluiceway.server.ui.pages.queues import every_queue, row_of
 from sluiceway.server.ui.pages.refusal import is_refused
@@ -14,6 +16,10 @@ from sluiceway.server.ui.visit import Visit
 
 _SHOWN: Final = 10
 """Queues on the overview: those with problems, then those with the most items."""
+_PROBLEMS_EVERY: Final = 2.0
+"""Seconds between two reads of a queue's problems: as often as the server looks for them."""
+_PATIENCE: Final = 1.0
+"""Seconds that a queue's page waits for the queue's problems."""
 _SUMMED: Final = ("ready", "leased", "scheduled", "produced", "completed", "failed")
 
 
@@ -23,7 +29,7 @@ async def _gather(visit: Visit) -> Facts:
         _items(visit, "backends.list"),
         _items(visit, "instances.list"),
         _items(visit, "rebalances.list", open=True),
-        problems_of(visit),
+        _problems(visit),
     )
     if queues:
         await visit.counts.known()
@@ -59,14 +65,27 @@ async def _items(visit: Visit, call: str, **fields: object) -> list[Facts] | Non
         return None
 
 
-async def problems_of(visit: Visit, **fields: object) -> Facts | None:
+async def _problems(visit: Visit) -> Facts | None:
     """What is wrong, as the server judges it; None if the reader may not ask."""
     try:
-        return await visit.api.call("problems.list", **fields)
+        return await visit.api.call("problems.list")
     except ProblemError as error:
         if not is_refused(error):
             raise
         return None
+
+
+async def own_problems(visit: Visit) -> list[Facts]:
+    """What is wrong with the page's queue; empty if the reader may not ask. A live page asks every _PROBLEMS_EVERY seconds."""
+    at, found = visit.kept.get("problems", (0.0, []))
+    if "problems" not in visit.kept or stopwatch() - at >= _PROBLEMS_EVERY:
+        (queue_name,) = visit.parts.values()
+        # The page itself raises the errors that matter, and does not wait for a silent instance.
+        with contextlib.suppress(ProblemError, TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                found = list((await visit.api.call("problems.list", queue_name=queue_name))["items"])
+        visit.kept["problems"] = stopwatch(), found
+    return list(found)
 
 
 def _by_trouble(rows: list[Facts], problems: list[Facts]) -> list[Facts]:

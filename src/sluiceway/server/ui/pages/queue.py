@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from sluiceway.adapters.system import stopwatch
 from sluiceway.server.ui.api import Facts, ProblemError
-from sluiceway.server.ui.pages.overview import problems_of
 from sluiceway.server.ui.pages.queues import FAILED, failed, state_of, table
 from sluiceway.server.ui.pages.refusal import is_refused
 from sluiceway.server.ui.view import View
@@ -47,9 +46,7 @@ SERIES: Final = (
 
 async def _summary(visit: Visit) -> Facts:
     name = visit.parts["name"]
-    info, history, judged = await asyncio.gather(
-        visit.api.call("queues.info", queue_name=name), _history(visit, name), problems_of(visit, queue_name=name)
-    )
+    info, history = await asyncio.gather(visit.api.call("queues.info", queue_name=name), _history(visit, name))
     await visit.counts.known()
     counts, rates = visit.counts.of.get(name, {}), dict(visit.counts.rates(name))
     now = {
@@ -60,7 +57,6 @@ async def _summary(visit: Visit) -> Facts:
     return {
         "here": "Summary",
         "queue": info,
-        "judged": judged,
         "state": state_of(info, counts),
         "counts": counts,
         "rates": {**rates, "failed": failed(rates)},
