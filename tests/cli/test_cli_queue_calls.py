@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from sluiceway.cli import redrive
-from sluiceway.cli.stats import _open_circuits
+from sluiceway.cli.stats import open_circuits
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, CircuitBreaker, RetryBackoff
 from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.kernel.errors import SluicewayError
@@ -301,9 +301,9 @@ def test_stats_say_which_circuit_breakers_are_open_and_until_when() -> None:
         CircuitStats(state="closed"),
     ]
     shares = [LogicalQueueStats(instance=name, circuit=each) for name, each in zip("abc", circuits, strict=True)]
-    assert _open_circuits(QueueStats(queue_name="q", logical_queues=shares)) == [
+    assert open_circuits(QueueStats(queue_name="q", logical_queues=shares)) == [
         "Circuit open on a since 2026-01-02 03:04:05 UTC: too many items fail; next probes at 2026-01-02 03:04:07 UTC",
         "Circuit open on b since 2026-01-02 03:04:05 UTC: too many items fail; probes are under way",
     ]
-    (line,) = _open_circuits(QueueStats(queue_name="q", logical_queues=shares[:1]))
+    (line,) = open_circuits(QueueStats(queue_name="q", logical_queues=shares[:1]))
     assert line.startswith("Circuit open since")

@@ -621,3 +621,15 @@ assert not unwanted & set(sys.modules), unwanted & set(sys.modules)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert shell.queue in done.stdout
+
+
+def test_a_lease_that_an_open_circuit_breaker_holds_back_says_so(shell: Shell) -> None:
+    shell.says("queue", "update", shell.queue, "--circuit-breaker", "0.5:2")
+    shell.says("produce", shell.queue, "a", "b", "c", "d")
+    assert "Circuit" not in shell.ends("lease", shell.queue, "-n", "9")[2], "it is closed"
+    shell.says("retry", shell.queue, *(each["id"] for each in shell.json("peek", shell.queue, "--state", "leased")), "--after", "0s")
+    # After a second it gives up to five probes: fewer than this asks for, too.
+    code, _, err = shell.ends("lease", shell.queue, "-n", "9")
+    assert code == 0
+    assert re.search(r"(?m)^Circuit open since .*: too many items fail; .*probes .*\. See why: sluiceway doctor$", err)
+    assert shell.ends("lease", shell.queue, "-n", "9", "--json")[2] == "", "as JSON, stderr has errors alone"

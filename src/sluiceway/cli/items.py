@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ import click
 from sluiceway.cli.common import duration_option, print_json, print_table, printable, table
 from sluiceway.cli.line_producer import produce_lines
 from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument
+from sluiceway.cli.stats import open_circuits
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS
@@ -103,6 +105,11 @@ def lease(
     print_items(session, leased.items)
     if session.as_json:
         return
+    if len(leased.items) < count:
+        # A key that may only consume is told nothing.
+        with contextlib.suppress(SluicewayError):
+            for line in open_circuits(session.client.stats(queue)):
+                click.echo(f"{line}. See why: sluiceway doctor", err=True)
     for each in leased.leases:
         until = each.lease_deadline.astimezone().strftime("%H:%M:%S")
         click.echo(

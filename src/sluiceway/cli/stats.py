@@ -82,7 +82,7 @@ def stats(session: Session, queue: str | None, watch: bool, reasons: bool) -> No
         session.print(answer, _stats_table(answer))
         if not session.as_json and (paused := paused_verbs(session, queue)):
             click.echo(f"Paused: {' and '.join(paused)}", err=True)
-        for line in () if session.as_json else _open_circuits(answer):
+        for line in () if session.as_json else open_circuits(answer):
             click.echo(line, err=True)
     elif session.as_json:
         while True:
@@ -108,7 +108,7 @@ def _print_reasons(session: Session, answer: Reasons) -> None:
         click.echo(f"warning: partition {number} was not counted: it is not available", err=True)
 
 
-def _open_circuits(stats: QueueStats) -> list[str]:
+def open_circuits(stats: QueueStats) -> list[str]:
     """What each instance's circuit breaker says, unless it is closed."""
     found = []
     for share in stats.logical_queues:
