@@ -23,12 +23,47 @@ def item(number: int) -> Item:
     return Item(b"%d" % number)
 
 
+def busy(**changes: int) -> tuple[Batching[None], Batch[None]]:
+    """A machine with a batch under way, and that batch."""
+    machine = batching(**{"max_in_flight": 2} | changes)
+    machine.add(item(0), 1, 0)
+    machine.flush(0)
+    under_way = machine.take(0)
+    assert under_way is not None
+    return machine, under_way
+
+
 def stored(batch: Batch[None], first: int = 0) -> None:
     batch.produced = Produced(queue_name="q", partition=0, first_id=f"k7f3q2ma.0.{first}", count=len(batch.left))
 
 
-def test_an_item_waits_for_others_until_its_time_is_over() -> None:
+def test_while_nothing_is_under_way_an_item_goes_at_once_with_those_beside_it() -> None:
     machine = batching()
+    machine.add(item(1), 1, 100)
+    machine.add(item(2), 1, 100)
+    batch = machine.take(100)
+    assert batch is not None
+    assert batch.left == [item(1), item(2)]
+
+
+def test_what_gathers_while_batches_are_under_way_goes_when_the_last_of_them_ends() -> None:
+    machine, first = busy(max_in_flight=3)
+    machine.add(item(1), 1, 0)
+    machine.flush(0)
+    second = machine.take(0)
+    assert second is not None
+    machine.add(item(2), 1, 0)
+    machine.add(item(3), 1, 5)
+    machine.ended(first)
+    assert machine.take(5) is None
+    machine.ended(second)
+    batch = machine.take(5)
+    assert batch is not None
+    assert batch.left == [item(2), item(3)]
+
+
+def test_while_a_batch_is_under_way_an_item_waits_for_others_until_its_time_is_over() -> None:
+    machine, _ = busy()
     machine.add(item(1), 1, 100)
     machine.add(item(2), 1, 109)
     assert (machine.wake_at(), machine.take(109)) == (110, None)
@@ -39,7 +74,7 @@ def test_an_item_waits_for_others_until_its_time_is_over() -> None:
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [60, 40], [100], [5_000], [60, 50]])
 def test_what_is_full_goes_at_once(sizes: list[int]) -> None:
-    machine = batching()
+    machine, _ = busy()
     for number, size in enumerate(sizes):
         assert machine.take(0) is None
         machine.add(item(number), size, 0)
@@ -47,8 +82,9 @@ def test_what_is_full_goes_at_once(sizes: list[int]) -> None:
 
 
 def test_what_is_flushed_goes_at_once_and_what_comes_after_it_waits() -> None:
-    machine = batching(max_in_flight=2)
+    machine, _ = busy(max_in_flight=3)
     machine.add(item(1), 1, 0)
+    assert machine.take(0) is None
     machine.flush(0)
     assert machine.take(0) is not None
     machine.add(item(2), 1, 0)
@@ -191,6 +227,7 @@ class World:
         assert self.taken == sorted(self.taken)
         waiting = range(len(self.taken), self.added)
         if waiting and len(self.in_flight) < self.limits.max_in_flight:
+            assert self.in_flight, "nothing is under way, and an item waits"
             assert self.now < self.added_at[waiting[0]] + self.limits.linger
             assert self.machine.wake_at() == self.added_at[waiting[0]] + self.limits.linger
         held = [*waiting, *(int(each.payload) for batch in self.in_flight for each in batch.left)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,9 +45,10 @@ class AsyncFace:
         return self._client.producer(queue_name, **options)
 
     def send(self, payload: Any, **fields: Any) -> Any:
-        sent = self._runner.run(self._producer.send(payload, **fields))
+        return SentFace(self._runner, self._runner.run(self._producer.send(payload, **fields)))
 
-        return SentFace(self._runner, sent)
+    def let_work(self) -> None:
+        self._runner.run(asyncio.sleep(0.001))
 
     def flush(self) -> None:
         self._runner.run(self._producer.flush())
@@ -96,7 +98,7 @@ class Script:
         self.steps = list(steps)
         self.seen: list[dict[str, Any]] = []
         self._lock = threading.Lock()
-        self.transport = httpx.MockTransport(self._answer)
+        self.transport: Any = httpx.MockTransport(self._answer)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         with self._lock:
@@ -118,30 +120,122 @@ def broken(body: dict[str, Any]) -> httpx.Response:
     raise httpx.ReadError("cut")
 
 
+class HeldScript(Script):
+    """A script whose first call is answered only after `release`, so that the items that follow it gather."""
+
+    def __init__(self, *steps: Callable[[dict[str, Any]], httpx.Response]) -> None:
+        super().__init__(*steps)
+        self.transport = HeldTransport(self._answer)
+
+    def begin(self, producer: Any) -> Any:
+        """Send an item, and return it when its call is under way."""
+        sent = producer.send("first")
+        _until(producer, self.transport.reached.is_set)
+        return sent
+
+    def release(self, producer: Any) -> None:
+        self.transport.released.set()
+        _until(producer, lambda: len(self.seen) > 0)
+
+
+class HeldTransport(httpx.MockTransport):
+    def __init__(self, answer: Callable[[httpx.Request], httpx.Response]) -> None:
+        super().__init__(answer)
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if not self.reached.is_set():
+            self.reached.set()
+            assert self.released.wait(PATIENCE)
+        return super().handle_request(request)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not self.reached.is_set():
+            self.reached.set()
+            assert await asyncio.to_thread(self.released.wait, PATIENCE)
+        return await super().handle_async_request(request)
+
+
+def _until(producer: Any, condition: Callable[[], bool]) -> None:
+    """Let the producer work until the condition holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        producer.let_work() if isinstance(producer, AsyncFace) else time.sleep(0.001)
+
+
 def scripted(face: Face, script: Script, **options: Any) -> Any:
     return face("http://127.0.0.1:1", "q", client={"transport": script.transport}, **options)
 
 
-def test_items_go_together_and_get_their_ids(face: Face) -> None:
+def test_an_item_goes_at_once_while_nothing_is_under_way(face: Face) -> None:
     script = Script(stored)
     with scripted(face, script, linger="1h") as producer:
+        for _ in range(2):
+            assert producer.send("x").result(PATIENCE)
+    assert [len(body["items"]) for body in script.seen] == [1, 1]
+
+
+def test_items_gather_while_a_batch_is_under_way_and_get_their_ids(face: Face) -> None:
+    script = HeldScript(stored)
+    with scripted(face, script, linger="1h") as producer:
+        script.begin(producer)
         sent = [producer.send(payload, kind="k") for payload in (b"a", "é")]
         assert not sent[0].done()
-        producer.flush()
+        script.release(producer)
         assert [each.result(PATIENCE) for each in sent] == ["k7f3q2ma.0.50", "k7f3q2ma.0.51"]
-    (body,) = script.seen
+    _, body = script.seen
     assert body["items"] == [{"bytes": "YQ==", "kind": "k"}, {"bytes": "w6k=", "kind": "k"}]
 
 
-def test_items_go_by_themselves_when_they_have_lingered_or_are_many(face: Face) -> None:
-    script = Script(stored)
-    with scripted(face, script, linger="1ms") as producer:
-        assert producer.send("x").result(PATIENCE)
-    with scripted(face, script, linger="1h", max_batch=2) as producer:
-        first, second = producer.send("x"), producer.send("x")
+@pytest.mark.parametrize("options", [{"max_batch": 2}, {"max_bytes": 6}])
+def test_items_pass_a_batch_under_way_when_they_are_many(face: Face, options: dict[str, Any]) -> None:
+    script = HeldScript(stored)
+    with scripted(face, script, linger="1h", **options) as producer:
+        first = script.begin(producer)
+        one = producer.send("one")
+        with pytest.raises(TimeoutError):
+            one.result(0.05)
+        assert producer.send("two").result(PATIENCE)
+        assert one.result(PATIENCE)
+        assert not first.done()
+        script.release(producer)
         assert first.result(PATIENCE)
-        assert second.done()
-    assert [len(body["items"]) for body in script.seen] == [1, 2]
+
+
+def test_an_item_passes_a_batch_under_way_when_it_has_lingered(face: Face) -> None:
+    script = HeldScript(stored)
+    with scripted(face, script, linger="1ms") as producer:
+        first = script.begin(producer)
+        assert producer.send("x").result(PATIENCE)
+        assert not first.done()
+        script.release(producer)
+        assert first.result(PATIENCE)
+
+
+def test_items_pass_a_batch_under_way_when_they_are_flushed() -> None:
+    script = HeldScript(stored)
+    with scripted(SyncFace, script, linger="1h") as producer, ThreadPoolExecutor(1) as thread:
+        script.begin(producer)
+        sent = producer.send("x")
+        flushed = thread.submit(producer.flush)
+        assert sent.result(PATIENCE)
+        script.release(producer)
+        flushed.result(PATIENCE)
+
+
+def test_what_one_iteration_of_the_event_loop_sends_goes_together() -> None:
+    async def main() -> None:
+        script = Script(stored)
+        async with AsyncClient(transport=script.transport) as client, client.producer("q", linger="1h") as producer:
+
+            async def send() -> str:
+                return await (await producer.send("x"))
+
+            await asyncio.gather(*(send() for _ in range(64)))
+        assert [len(body["items"]) for body in script.seen] == [64]
+
+    asyncio.run(main())
 
 
 def test_a_batch_keeps_its_key_and_the_next_one_has_another(face: Face) -> None:
@@ -155,17 +249,19 @@ def test_a_batch_keeps_its_key_and_the_next_one_has_another(face: Face) -> None:
 
 
 def test_an_item_that_is_refused_fails_alone(face: Face) -> None:
-    script = Script(refused("invalid_request", 400, "items[1].kind"), stored)
+    script = HeldScript(stored, refused("invalid_request", 400, "items[1].kind"), stored)
     with scripted(face, script, linger="1h") as producer:
+        script.begin(producer)
         sent = [producer.send(payload) for payload in "abc"]
+        script.release(producer)
         with pytest.raises(CallError, match="invalid_request"):
             producer.flush()
         producer.flush()
         assert [sent[at].result(PATIENCE) for at in (0, 2)] == ["k7f3q2ma.0.50", "k7f3q2ma.0.51"]
         with pytest.raises(CallError, match="invalid_request"):
             sent[1].result(PATIENCE)
-    assert [len(body["items"]) for body in script.seen] == [3, 2]
-    assert script.seen[0]["idempotency_key"] != script.seen[1]["idempotency_key"]
+    assert [len(body["items"]) for body in script.seen] == [1, 3, 2]
+    assert script.seen[1]["idempotency_key"] != script.seen[2]["idempotency_key"]
 
 
 def test_a_failure_nobody_has_asked_for_is_raised_at_the_end(face: Face) -> None:
@@ -274,8 +370,8 @@ def test_a_full_buffer_makes_the_sending_task_wait() -> None:
 
 def test_who_stops_waiting_for_an_id_takes_no_other_item_along() -> None:
     async def main() -> None:
-        script = Script(stored)
-        async with AsyncClient(transport=script.transport) as client, client.producer("q", linger="1h") as producer:
+        script = HeldScript(stored)
+        async with AsyncClient(transport=script.transport) as client, client.producer("q") as producer:
             first, second = await producer.send("a"), await producer.send("b")
 
             async def wait() -> str:
@@ -286,7 +382,7 @@ def test_who_stops_waiting_for_an_id_takes_no_other_item_along() -> None:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             assert not second.done()
-            await producer.flush()
+            script.transport.released.set()
             assert (await first, await second) == ("k7f3q2ma.0.50", "k7f3q2ma.0.51")
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ ITEM_COST = 200
 
 
 class BatchLimits(NamedTuple):
-    """Limits of a producer. `linger`: how long an item waits for others, in milliseconds.
+    """Limits of a producer. `linger`: how long an item waits for others while batches are in flight, in milliseconds.
 
     A batch has at most `max_batch` items and `max_bytes` bytes, unless a single item has more. At most `max_in_flight` batches are sent at
     once. Waiting and sent items take at most `max_buffered` bytes together, unless it is a single item.
@@ -75,7 +75,11 @@ class Batch(Generic[F]):
 
 
 class Batching(Generic[F]):
-    """The batches of one producer. They are taken in the order in which their items were added. `new` makes a batch's `done`."""
+    """The batches of one producer. They are taken in the order in which their items were added. `new` makes a batch's `done`.
+
+    While no batch is in flight, the next one is due at once. While any is, the next one gathers items until all of those have ended, it is
+    full, or `linger` is over. So an item sent alone does not wait, and batches grow with the load.
+    """
 
     def __init__(self, limits: BatchLimits, new: Callable[[], F]) -> None:
         self._limits = limits
@@ -111,6 +115,10 @@ class Batching(Generic[F]):
         if self._waiting:
             self._waiting[-1].linger_deadline = now
 
+    def is_full(self, batch: Batch[F]) -> bool:
+        """Whether the batch takes no more items."""
+        return batch.count >= self._limits.max_batch or batch.bytes >= self._limits.max_bytes
+
     def take(self, now: Millis) -> Batch[F] | None:
         """Return the next batch if it is due. Report its end with `ended`."""
         if not self.is_due(now):
@@ -129,8 +137,8 @@ class Batching(Generic[F]):
         if not self._waiting or len(self._in_flight) >= self._limits.max_in_flight:
             return None
         first = self._waiting[0]
-        full = len(self._waiting) > 1 or first.count >= self._limits.max_batch or first.bytes >= self._limits.max_bytes
-        return 0 if full else first.linger_deadline
+        full = len(self._waiting) > 1 or self.is_full(first)
+        return 0 if full or not self._in_flight else first.linger_deadline
 
     def ended(self, batch: Batch[F]) -> None:
         """A batch that was taken is stored, or has failed permanently."""

@@ -486,9 +486,9 @@ class AsyncClient:
     ) -> AsyncProducer:
         """Return a producer, which takes items one by one and stores them in batches. Use it as a context manager.
 
-        Items wait up to `linger` for others; a batch has up to `max_batch` items and `max_bytes` bytes of payload. Up to `max_in_flight`
-        batches are sent at once, and `send` waits while `max_buffered` bytes are buffered. Each call is repeated for `retry_for` (four
-        times the client's). Raises `invalid_request` for an option out of bounds.
+        Items are sent at once while no batch is in flight, and else wait up to `linger` for others. A batch has up to `max_batch` items and
+        `max_bytes` bytes of payload. Up to `max_in_flight` batches are sent at once, and `send` waits while `max_buffered` bytes are
+        buffered. Each call is repeated for `retry_for` (four times the client's). Raises `invalid_request` for an option out of bounds.
         """
         patience = producer_common.patience(retry_for, producer_common.DELIVERY_RETRIES * self._channel.retry_for)
         posting = producer_common.Posting(queue_name, request_timeout, patience)

@@ -52,6 +52,7 @@ class AsyncProducer:
         self._batching: Batching[Done] = Batching(limits, lambda: asyncio.get_running_loop().create_future())
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._pumps_soon = False
         self._moved: Done | None = None
         """Done when a batch has ended. A `send` that waits for room then checks again."""
         self._closed = False
@@ -87,7 +88,7 @@ class AsyncProducer:
         if self._closed:
             raise closed()
         sent = AsyncSent(*self._batching.add(item, size, _now()))
-        self._pump()
+        self._pump_soon()
         return sent
 
     async def flush(self) -> None:
@@ -109,7 +110,14 @@ class AsyncProducer:
         self._closed = True
         await self.flush()
 
+    def _pump_soon(self) -> None:
+        """Call `_pump` once for all items that are sent in this iteration of the event loop, so that they share a batch."""
+        if not self._pumps_soon:
+            self._pumps_soon = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
     def _pump(self) -> None:
+        self._pumps_soon = False
         now = _now()
         while (batch := self._batching.take(now)) is not None:
             task = asyncio.create_task(self._deliver(batch))

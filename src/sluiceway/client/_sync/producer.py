@@ -44,9 +44,10 @@ class Sent:
 class Producer:
     """Takes items one by one, and stores them in one queue in batches. Made by `Client.producer`; safe to share between threads.
 
-    A batch is sent after `linger`, or earlier with `max_batch` items or `max_bytes` bytes. Each batch is one call with an idempotency key
-    of its own, which is repeated for `retry_for`, so no item is stored twice, whatever fails. With `max_in_flight=1` each partition has the
-    items of a producer in the order in which they were sent. With more there is no order, and across partitions there never is one.
+    An item is sent at once while no batch is in flight. While any is, items gather in a batch, which is sent once those have ended, after
+    `linger`, or with `max_batch` items or `max_bytes` bytes, whichever is first. Each batch is one call with an idempotency key of its own,
+    which is repeated for `retry_for`, so no item is stored twice, whatever fails. With `max_in_flight=1` each partition has the items of a
+    producer in the order in which they were sent. With more there is no order, and across partitions there never is one.
 
     An item that the server refuses fails alone; the rest of its batch is stored. When a call fails, all items of its batch fail. With
     `outcome_unknown` they may be stored nevertheless, all or none.
@@ -98,7 +99,7 @@ class Producer:
             if self._closed:
                 raise closed()
             batch, at = self._batching.add(item, size, _now())
-            if at == 0 or self._batching.is_due(_now()):
+            if at == 0 or self._batching.is_full(batch):
                 self._due.notify()
         return Sent(batch, at)
 
@@ -141,7 +142,9 @@ class Producer:
             with self._lock:
                 self._batching.ended(batch)
                 batch.done.set()
-                self._due.notify_all()
+                if self._closed:
+                    # Only then: this worker takes what is due next, and an idle one was told of each batch when it was begun and full.
+                    self._due.notify_all()
                 self._moved.notify_all()
 
     def _next(self) -> Batch[threading.Event] | None:
