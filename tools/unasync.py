@@ -22,23 +22,22 @@ GENERATED: Final = {f"{CLIENT}/_sync/{name}": f"{CLIENT}/_async/{name}" for name
 """Each generated file, and its source."""
 
 NAMES: Final = {
-    "AsyncBaseTransport": "BaseTransport",
     "AsyncChannel": "Channel",
     "AsyncClient": "Client",
     "AsyncConnections": "Connections",
     "AsyncConsumer": "Consumer",
     "AsyncGenerator": "Generator",
+    "AsyncIterator": "Iterator",
     "AsyncProducer": "Producer",
+    "AsyncTransport": "Transport",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "_async": "_sync",
     "aclose": "close",
     "aclosing": "closing",
-    "aiter_raw": "iter_raw",
-    "aread": "read",
+    "as_async_transport": "as_transport",
     # The only use of asyncio is its `sleep`; `leftovers` refuses any other.
     "asyncio": "time",
-    "handle_async_request": "handle_request",
 }
 KEYWORDS: Final = ("async", "await")
 _STRINGS_AND_COMMENTS: Final = (tokenize.STRING, tokenize.COMMENT)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pyarrow as pa
 import pytest
 
 from sluiceway.capture.lineage import MAX_OPEN, QueueLineage, from_options
+from sluiceway.client.connections import AsyncConnections
+from sluiceway.client.http_messages import Answer, Request
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import CHANGES, BrokenOffError, ChangeStream, UnknownPositionError
 from sluiceway.testing.change_stream_suite import BranchingStreamSuite, BranchingWorld, next_batch
@@ -426,16 +428,16 @@ async def test_options_are_found_in_any_case(one: Place, monkeypatch: pytest.Mon
     made = await aside(one.produce, 1)
     (tmp_path / "key").write_text("some-key\n")
     options = {"URL": one.served.url, "queue": one.queue, "holdfor": "1h", "apikey": f"file:{tmp_path / 'key'}", "CONSUMER": "me"}
-    sent: list[str] = []
-    handle = httpx.AsyncHTTPTransport.handle_async_request
+    sent: list[bytes] = []
+    exchange = AsyncConnections.exchange
 
-    async def noted(self: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
-        sent.append(request.headers.get("authorization", ""))
-        return await handle(self, request)
+    async def noted(self: AsyncConnections, request: Request) -> Answer:
+        sent.extend(re.findall(rb"Authorization: (.*?)\r\n", request.head))
+        return await exchange(self, request)
 
-    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", noted)
+    monkeypatch.setattr(AsyncConnections, "exchange", noted)
     stream = from_options("test", options)
     _, _, records = await first_batch(stream)
     assert names(records) == made
-    assert set(sent) == {"Bearer some-key"}
+    assert set(sent) == {b"Bearer some-key"}
     await stream.close()

@@ -61,7 +61,7 @@ def test_the_check_fails_on_a_difference(tool: dict[str, Any], tmp_path: Path, m
     [
         ("async def call(self) -> int:\n    return await self.run()\n", "def call(self) -> int:\n    return self.run()\n"),
         ("async with contextlib.aclosing(parts):\n    pass\n", "with contextlib.closing(parts):\n    pass\n"),
-        ("async for part in response.aiter_raw():\n    pass\n", "for part in response.iter_raw():\n    pass\n"),
+        ("async def f(parts: AsyncIterator[int]) -> None: ...\n", "def f(parts: Iterator[int]) -> None: ...\n"),
         ("await asyncio.sleep(await pause())\n", "time.sleep(pause())\n"),
         ("def f() -> AsyncGenerator[dict[str, int], None]: ...\n", "def f() -> Generator[dict[str, int], None, None]: ...\n"),
         (

@@ -65,10 +65,10 @@ def test_a_query_that_ends_leaves_no_connection_open(world: Server) -> None:
     start = driver.initialOffset()
     driver.partitions(start, driver.latestOffset(start, ALL))
     clients = [each._client for each in (driver, driver._keeper) if each is not None]
-    connections = [each for client in clients if client is not None for each in client._connections._open.values()]
-    assert len([each for each in connections if each.sock is not None]) == 2
+    sockets = [each._socket for client in clients if client is not None for each in client._connections._links._all]
+    assert len([each for each in sockets if each.fileno() >= 0]) == 2
     driver.stop()
-    until("both are closed", lambda: all(each.sock is None for each in connections))
+    until("both are closed", lambda: all(each.fileno() < 0 for each in sockets))
 
 
 def test_no_item_no_batch(world: Server) -> None:

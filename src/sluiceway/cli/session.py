@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -12,16 +13,15 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import click
 
-import sluiceway.kernel.light_httpx  # noqa: F401
 from sluiceway.cli.common import DEFAULT_URL, Failure, Output, duration_option, from_root, json_option
 from sluiceway.cli.contexts import Contexts, contexts_file, read_contexts
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.secrets import read_secret
 
 if TYPE_CHECKING:
-    import httpx
-
     from sluiceway.client import Client
+    from sluiceway.client.connections import Connections
+    from sluiceway.client.http_messages import Answer
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
@@ -90,7 +90,7 @@ class Session(Output):
         super().__init__(as_json)
         self._flags, self._client_id, self._retry_for = flags, client_id, retry_for
         self._client: Client | None = None
-        self._http: httpx.Client | None = None
+        self._connections: Connections | None = None
         self._target: Target | None = None
 
     @property
@@ -106,20 +106,18 @@ class Session(Output):
             self._client = connect(self.target, self._client_id, self._retry_for)
         return self._client
 
-    def get(self, path: str) -> httpx.Response:
-        """The response to a GET request, whatever its status. Raises `unavailable`, and `outcome_unknown` without an answer."""
-        import httpx
-
-        from sluiceway.client.http_exchange import CONNECT_TIMEOUT, Endpoint
+    def get(self, path: str) -> Answer:
+        """The answer to a GET request, whatever its status. Raises `unavailable`, and `outcome_unknown` without an answer."""
+        from sluiceway.client.connections import CONNECT_TIMEOUT, Connections
+        from sluiceway.client.http_exchange import Endpoint
+        from sluiceway.client.http_messages import ExchangeError
 
         endpoint = Endpoint(self.target.url, self.target.api_key or "")
-        if self._http is None:
-            verify = endpoint.verify(self.target.ca_file)
-            self._http = httpx.Client(verify=verify, timeout=CONNECT_TIMEOUT, trust_env=False)
-        headers = {"Authorization": f"Bearer {self.target.api_key}"} if self.target.api_key else {}
+        if self._connections is None:
+            self._connections = Connections(endpoint.context(self.target.ca_file))
         try:
-            return self._http.get(self.target.url.rstrip("/") + path, headers=headers)
-        except httpx.RequestError as error:
+            return self._connections.exchange(endpoint.get(path, CONNECT_TIMEOUT))
+        except ExchangeError as error:
             raise endpoint.broken(error) from error
 
     def problems(self) -> list[str]:
@@ -128,13 +126,13 @@ class Session(Output):
 
         answer = self.get("/readyz")
         try:
-            told = answer.json()
+            told = json.loads(answer.body)
             return [] if told["ready"] else [str(each) for each in told["problems"]] or ["the server is not ready"]
         except (ValueError, KeyError, TypeError):
-            raise read_problem(answer.status_code, answer.content) from None
+            raise read_problem(answer.status, answer.body) from None
 
     def close(self) -> None:
-        for each in (self._client, self._http):
+        for each in (self._client, self._connections):
             if each is not None:
                 each.close()
 

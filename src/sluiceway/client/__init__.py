@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import sluiceway.kernel.light_httpx  # noqa: F401
 from sluiceway.client._sync.client import Client
 from sluiceway.client._sync.producer import Producer, Sent
 from sluiceway.client.answers import (

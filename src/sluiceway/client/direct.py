@@ -88,7 +88,7 @@ class Direct:
             except SluicewayError:
                 found = None
             # Another scheme would mean another way to verify the server, or an API key sent unencrypted.
-            self._endpoints[address] = found if found is not None and found.url.scheme == self._base.url.scheme else None
+            self._endpoints[address] = found if found is not None and found.origin.tls == self._base.origin.tls else None
         return self._endpoints[address]
 
     def heard(self, call: Call[Any], served_by: str | None) -> None:

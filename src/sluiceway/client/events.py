@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urlencode
 
-import httpx
 import msgspec
 
 from sluiceway.client.answers import Event
 from sluiceway.client.errors import CallError
+from sluiceway.client.http_messages import Answer
 from sluiceway.client.protocol import Call, Repeats, given, listed, unreadable
 
 CONTENT_TYPE = "text/event-stream"
@@ -92,8 +92,8 @@ def stream_ended() -> CallError:
     return CallError("unavailable", "the server ended the event stream")
 
 
-def check_content_type(response: httpx.Response) -> None:
-    """Raises `outcome_unknown` if the response is not an event stream."""
-    kind = response.headers.get("content-type", "")
+def check_content_type(answer: Answer) -> None:
+    """Raises `outcome_unknown` if the answer is not an event stream."""
+    kind = answer.header(b"content-type") or ""
     if not kind.startswith(CONTENT_TYPE):
         raise unreadable(ValueError(f"the content type is {kind!r}, not {CONTENT_TYPE}"))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import ssl
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote, urlsplit
 
-import httpx
 import msgspec
 
 from sluiceway import __version__
 from sluiceway.client.errors import CallError
+from sluiceway.client.http_messages import Answer, ExchangeError, NotSentError, Origin, Request
 from sluiceway.client.item_calls import Key
 from sluiceway.client.protocol import DEFAULT_REQUEST_TIMEOUT, Call, Duration, millis, read_problem, unreadable
 from sluiceway.kernel.clock import Millis, format_duration
@@ -23,12 +26,8 @@ from sluiceway.kernel.limits import GENERATED_KEY, KEY_WINDOW
 
 T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:2319"
-CONNECT_TIMEOUT = 5.0
 SLACK = 5.0
 """Seconds that the client waits beyond `request_timeout`, so that the server's answer to a timeout arrives: it alone knows the outcome."""
-
-_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-
 
 EVENTS_TIMEOUT = 45.0
 """Seconds without a byte after which an event stream counts as broken. The server sends data every 15 seconds."""
@@ -42,7 +41,7 @@ _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}/?")
 
 
 class Endpoint:
-    """One server's address and the client's API key. It builds `httpx.Request`s itself, because `httpx.Client` would double a call's cost.
+    """One server's address and the client's API key, and the requests to it.
 
     Raises `invalid_request` for a malformed `url` or `api_key`.
     """
@@ -50,89 +49,103 @@ class Endpoint:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         if _HOST_AND_PORT.fullmatch(url):
             url = f"http://{url}"
-        try:
-            self.url = httpx.URL(url.rstrip("/"))
-        except httpx.InvalidURL as error:
-            raise invalid("url", f"{url!r} is not a URL: {error}") from None
-        if self.url.scheme not in ("http", "https") or not self.url.host:
-            raise invalid("url", f"{url!r} is not a URL such as {DEFAULT_URL}")
-        page = next((page for page in _PAGES if self.url.path.rstrip("/").endswith(page)), None)
+        self.origin, host, path = _parsed(url)
+        page = next((page for page in _PAGES if path.endswith(page)), None)
         if page is not None:
             raise invalid("url", f"{url!r} is the address of a page or call of the server; leave out {page}")
-        self._base = str(self.url)
-        self._urls: dict[str, httpx.URL] = {}
-        self._headers = [(b"Host", self.url.netloc), (b"User-Agent", f"sluiceway-python/{__version__}".encode())]
+        self.url = f"{'https' if self.origin.tls else 'http'}://{host}{path}"
+        self._path = path
+        headers = f"Host: {host}\r\nUser-Agent: sluiceway-python/{__version__}\r\n"
         self.api_key = os.environ.get("SLUICEWAY_API_KEY", "") if api_key is None else api_key
         if not all("!" <= char <= "~" for char in self.api_key):
             raise invalid("api_key", "it has invalid characters; expected a text such as slw_ID_SECRET")
         if self.api_key:
-            self._headers.append((b"Authorization", f"Bearer {self.api_key}".encode()))
+            headers += f"Authorization: Bearer {self.api_key}\r\n"
+        self._headers = headers
+        self._heads: dict[tuple[str, str, str], bytes] = {}
+        """The beginnings of requests, by path and types."""
 
-    def verify(self, ca_file: str | Path | None) -> ssl.SSLContext | bool:
-        """The certificates to verify the server with: those in `ca_file`, or httpx's own. Raises `invalid_request` for a bad `ca_file`."""
-        # Reading certificates takes longer than many calls, so they are read only if they are needed.
-        if self.url.scheme != "https" or ca_file is None:
-            return self.url.scheme == "https"
+    def context(self, ca_file: str | Path | None) -> ssl.SSLContext | None:
+        """What the server is verified by: the certificates in `ca_file`, or the system's; None: it does not use TLS.
+
+        Raises `invalid_request` for a bad `ca_file`.
+        """
+        if not self.origin.tls:
+            return None
+        paths = ssl.get_default_verify_paths()
+        if ca_file is None and not (paths.cafile or paths.capath):
+            # Such as on macOS before its certificates are installed.
+            with contextlib.suppress(ModuleNotFoundError):
+                ca_file = import_module("certifi").where()
         try:
-            return ssl.create_default_context(cafile=str(ca_file))
+            return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
         except (OSError, ssl.SSLError) as error:
             raise invalid("ca_file", f"{ca_file} cannot be read as PEM certificates: {error}") from None
 
-    def events(self, query: str, last_id: str | None) -> httpx.Request:
-        headers = [*self._headers, (b"Accept", b"text/event-stream")]
-        if last_id is not None:
-            headers.append((b"Last-Event-ID", last_id.encode()))
-        timeout = {"connect": CONNECT_TIMEOUT, "read": EVENTS_TIMEOUT, "write": SLACK, "pool": SLACK}
-        return httpx.Request("GET", httpx.URL(f"{self._base}/v1/events{query}"), headers=headers, extensions={"timeout": timeout})
-
-    def request(self, call: Call[T]) -> httpx.Request:
-        url = self._urls.get(call.path)
-        if url is None:
-            url = httpx.URL(self._base + call.path)
+    def request(self, call: Call[T]) -> Request:
+        name = (call.path, call.accept, call.content_type)
+        head = self._heads.get(name)
+        if head is None:
+            head = (
+                f"POST {self._path}{call.path} HTTP/1.1\r\n{self._headers}"
+                f"Accept: {call.accept}\r\nContent-Type: {call.content_type}\r\nContent-Length: "
+            ).encode("ascii")
             if "?" not in call.path:
-                self._urls[call.path] = url
-        patience = call.request_timeout / 1000 + SLACK
-        return httpx.Request(
-            "POST",
-            url,
-            headers=[
-                *self._headers,
-                (b"Accept", call.accept.encode()),
-                (b"Content-Type", call.content_type.encode()),
-                (b"Content-Length", b"%d" % len(call.body)),
-            ],
-            stream=httpx.ByteStream(call.body),
-            extensions={"timeout": {"connect": CONNECT_TIMEOUT, "read": patience, "write": patience, "pool": patience}},
-        )
+                self._heads[name] = head
+        return Request(self.origin, b"%b%d\r\n\r\n" % (head, len(call.body)), call.body, call.request_timeout / 1000 + SLACK)
 
-    def broken(self, error: httpx.RequestError) -> CallError:
+    def get(self, path: str, patience: float, **headers: str) -> Request:
+        """A GET request; an underscore in a header's name stands for a hyphen."""
+        lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+        return Request(self.origin, f"GET {self._path}{path} HTTP/1.1\r\n{self._headers}{lines}\r\n".encode("ascii"), b"", patience)
+
+    def events(self, query: str, last_id: str | None) -> Request:
+        last = {} if last_id is None else {"Last_Event_ID": last_id}
+        return self.get(f"/v1/events{query}", EVENTS_TIMEOUT, Accept="text/event-stream", **last)
+
+    def broken(self, error: ExchangeError) -> CallError:
         """The error of an attempt without an answer: `unavailable` if nothing was sent, otherwise `outcome_unknown`."""
-        reason = str(error) or type(error).__name__
+        reason = str(error)
         if (untrusted := _untrusted(error)) is not None:
             hint = "name a private CA with ca_file (command line: --ca-file, SLUICEWAY_CA_FILE)"
-            detail = f"the certificate of {self._base} is not trusted: {untrusted.verify_message}; {hint}"
+            detail = f"the certificate of {self.url} is not trusted: {untrusted.verify_message}; {hint}"
             return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
         if "WRONG_VERSION_NUMBER" in reason:
-            detail = f"{self._base} does not use TLS; use http:// in place of https://"
+            detail = f"{self.url} does not use TLS; use http:// in place of https://"
             return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
-        if isinstance(error, _NOT_SENT):
-            return CallError("unavailable", f"cannot reach {self._base}: {reason}")
-        return CallError("outcome_unknown", f"no answer from {self._base}: {reason}")
+        if isinstance(error, NotSentError):
+            return CallError("unavailable", f"cannot reach {self.url}: {reason}")
+        return CallError("outcome_unknown", f"no answer from {self.url}: {reason}")
+
+
+def _parsed(url: str) -> tuple[Origin, str, str]:
+    """The server of a URL, its name and port for the header `Host`, and the path before those of the calls."""
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").encode("idna").decode("ascii"), parts.port
+    except (ValueError, UnicodeError) as error:
+        raise invalid("url", f"{url!r} is not a URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or any(char.isspace() for char in url):
+        raise invalid("url", f"{url!r} is not a URL such as {DEFAULT_URL}")
+    usual = 443 if parts.scheme == "https" else 80
+    shown = f"[{host}]" if ":" in host else host
+    if port not in (None, usual):
+        shown += f":{port}"
+    return Origin(parts.scheme == "https", host, port or usual), shown, quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
 
 
 def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    # Some of the layers in between set only the context of an error, not its cause.
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error
 
 
-def read_answer(call: Call[T], response: httpx.Response, body: bytes) -> T:
+def read_answer(call: Call[T], answer: Answer) -> T:
     """Decode the answer to `call`. Raises CallError for a problem, and `outcome_unknown` for an unreadable answer."""
-    if response.status_code != 200:
-        raise read_problem(response.status_code, body, response.headers.get("retry-after"))
+    if answer.status != 200:
+        raise read_problem(answer.status, answer.body, answer.header(b"retry-after"))
     try:
-        return call.read(body)
+        return call.read(answer.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise unreadable(error) from error
 

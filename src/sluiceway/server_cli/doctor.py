@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +22,10 @@ from sluiceway.server_cli import doctor_checks
 from sluiceway.server_cli.doctor_checks import Check
 
 if TYPE_CHECKING:
-    import httpx
+    from sluiceway.cli.session import Target
+    from sluiceway.client.http_messages import Answer
 
-_LIBRARIES = ("pyarrow", "httpx", "msgspec", "apsw", "pyspark")
+_LIBRARIES = ("pyarrow", "httptools", "msgspec", "apsw", "pyspark")
 
 
 @click.command()
@@ -78,7 +80,7 @@ def _server(session: Session) -> Iterator[Check]:
         return
     after = datetime.now(UTC)
     yield _checked("server", lambda: doctor_checks.versions(_version(session), __version__))
-    yield doctor_checks.transport(target.url, _certificate_until(answer), after)
+    yield doctor_checks.transport(target.url, _certificate_until(target), after)
     yield doctor_checks.clock(_date(answer), before, after)
     yield from _time(session)
     yield _key(session, after)
@@ -95,28 +97,41 @@ def _checked(name: str, check: Callable[[], Check]) -> Check:
 
 def _version(session: Session) -> str | None:
     try:
-        return str(session.get("/openapi.json").json()["info"]["version"])
+        return str(json.loads(session.get("/openapi.json").body)["info"]["version"])
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _date(answer: httpx.Response) -> datetime | None:
+def _date(answer: Answer) -> datetime | None:
     from email.utils import parsedate_to_datetime
 
     try:
-        return parsedate_to_datetime(answer.headers["date"])
-    except (KeyError, ValueError):
+        return parsedate_to_datetime(answer.header(b"date") or "")
+    except ValueError:
         return None
 
 
-def _certificate_until(answer: httpx.Response) -> datetime | None:
-    stream = answer.extensions.get("network_stream")
-    connection = stream.get_extra_info("ssl_object") if stream is not None else None
-    if connection is None:
-        return None
+def _certificate_until(target: Target) -> datetime | None:
+    """When the server's certificate expires; None: it does not use TLS, or hangs up."""
+    import socket
     import ssl
 
-    return datetime.fromtimestamp(ssl.cert_time_to_seconds(connection.getpeercert()["notAfter"]), UTC)
+    from sluiceway.client.connections import CONNECT_TIMEOUT
+    from sluiceway.client.http_exchange import Endpoint
+
+    endpoint = Endpoint(target.url, "")
+    context, origin = endpoint.context(target.ca_file), endpoint.origin
+    if context is None:
+        return None
+    try:
+        with (
+            socket.create_connection((origin.host, origin.port), CONNECT_TIMEOUT) as plain,
+            context.wrap_socket(plain, server_hostname=origin.host) as secure,
+        ):
+            certificate = secure.getpeercert() or {}
+        return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def _key(session: Session, now: datetime) -> Check:
@@ -130,7 +145,7 @@ def _key(session: Session, now: datetime) -> Check:
 
 def _time(session: Session) -> Iterator[Check]:
     try:
-        told = session.get("/readyz?verbose").json()["checks"]
+        told = json.loads(session.get("/readyz?verbose").body)["checks"]
         found = {each["name"]: each for each in told}
         yield doctor_checks.server_time(bool(found["clock"]["ok"]), str(found["clock"]["detail"]))
     except (SluicewayError, ValueError, KeyError, TypeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sluiceway.kernel.light_httpx  # noqa: F401
 from sluiceway.spark.listener import watch
 from sluiceway.spark.session import session
 from sluiceway.spark.settle import settle

@@ -1,8 +1,7 @@
 """Server calls from Spark's processes: blocking, retried until they succeed or their time is up.
 
 All calls made here are idempotent (produce and lease carry a key, the others by nature), so a server restart delays a query instead of
-failing it. Errors, retries and owners are the client's (`client/_sync/channel.py`); the connections are the standard library's, since it
-reads a large body in one piece.
+failing it. Errors, retries, owners and connections are the client's (`client/_sync/channel.py`).
 
 In a cluster any instance serves any call. A `direct` client goes to the instance that owns the call's partitions, and falls back to the
 configured server.
@@ -10,25 +9,24 @@ configured server.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
 import ssl
 import time
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, TypeVar, cast
 from urllib.parse import urlencode
 
-import httpx
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.client import protocol
 from sluiceway.client._sync.channel import Channel
+from sluiceway.client.connections import Connections
 from sluiceway.client.errors import CallError
 from sluiceway.client.http_exchange import Endpoint
+from sluiceway.client.http_messages import Answer, ExchangeError, Request
 from sluiceway.client.protocol import ARROW, About, Call
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import KINDS, SluicewayError, invalid
@@ -127,65 +125,25 @@ def about(body: Mapping[str, Any]) -> About | None:
     return About(str(body.get("queue_name")), ids, numbers) if ids or numbers else None
 
 
-class _Connections(httpx.BaseTransport):
-    """One connection per address, opened on demand, for one thread. No attempt outlasts `deadline` by more than a second."""
+class _Connections(Connections):
+    """The connections of one thread. No attempt outlasts `deadline` by more than a second."""
 
     def __init__(self, server: Server) -> None:
-        self._url = httpx.URL(server.url)
-        self._tls = _authorities(server.ca_file) if self._url.scheme == "https" else None
+        self._base = Endpoint(server.url, "")
+        super().__init__(_authorities(server.ca_file) if self._base.origin.tls else None)
         self._owner_attempt = min(_OWNER_ATTEMPT, server.request_timeout / 2000)
-        self._open: dict[bytes, HTTPConnection] = {}
         self.deadline = 0.0
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        url, limits = request.url, request.extensions["timeout"]
-        is_owner = url.netloc != self._url.netloc
-        patience = max(_LEAST_ATTEMPT, min(self._owner_attempt if is_owner else limits["read"], self.deadline - time.monotonic()))
-        connection = self._open.get(url.netloc) or self._open.setdefault(url.netloc, self._connection(url))
-        was_open = connection.sock is not None
-        # A request that went out over an open connection may have been carried out, even if there is no new connection for its repetition.
-        failure: type[httpx.TransportError] = httpx.ReadError if was_open else httpx.ConnectError
+    def exchange(self, request: Request) -> Answer:
+        is_owner = request.origin != self._base.origin
+        longest = self._owner_attempt if is_owner else request.patience
+        patience = max(_LEAST_ATTEMPT, min(longest, self.deadline - time.monotonic()))
         try:
-            if was_open:
-                # The server may have closed this connection as idle. Then the request goes out once more, on a new one.
-                with contextlib.suppress(ConnectionError, ssl.SSLError):
-                    return _exchange(connection, request, patience)
-                connection.close()
-            connection.timeout = min(patience, limits["connect"])
-            connection.connect()
-            failure = httpx.ReadError
-            return _exchange(connection, request, patience)
-        except (OSError, HTTPException, ValueError) as broken:
-            # A ValueError: the address has an invalid host name.
-            connection.close()
-            reason = str(broken) or type(broken).__name__
+            return super().exchange(request._replace(patience=patience))
+        except ExchangeError as error:
             if is_owner:
-                log.warning("%s: %s; asking %s instead (option direct)", url, reason, self._url)
-            raise failure(reason) from broken
-
-    def close(self) -> None:
-        for connection in self._open.values():
-            connection.close()
-
-    def _connection(self, url: httpx.URL) -> HTTPConnection:
-        return HTTPConnection(url.host, url.port) if self._tls is None else HTTPSConnection(url.host, url.port, context=self._tls)
-
-
-def _exchange(connection: HTTPConnection, request: httpx.Request, patience: float) -> httpx.Response:
-    """Send the request and read its answer; the server may be silent for `patience` seconds."""
-    assert isinstance(request.stream, httpx.ByteStream), "a request of this client"
-    connection.sock.settimeout(patience)
-    try:
-        connection.request("POST", request.url.raw_path.decode(), next(iter(request.stream)), dict(request.headers))
-    except (ConnectionError, ssl.SSLError) as broken:
-        # A server that refuses a request may answer before reading the whole body, and close.
-        try:
-            answer = connection.getresponse()
-        except (OSError, HTTPException):
-            raise broken from None
-    else:
-        answer = connection.getresponse()
-    return httpx.Response(answer.status, headers=answer.getheaders(), content=answer.read())
+                log.warning("%s:%d: %s; asking %s instead (option direct)", *request.origin[1:], error, self._base.url)
+            raise
 
 
 def _key(where: str) -> str:

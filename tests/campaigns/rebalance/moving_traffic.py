@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import httpx
-
-from sluiceway.client import Client
+from sluiceway.client import Client, http_messages
+from sluiceway.client.connections import Connections
 from sluiceway.client.errors import CallError
 from sluiceway.client.protocol import About, call
 from tests.campaigns.kit.fleet import Fleet
@@ -75,23 +75,18 @@ class Calls:
             return sorted((each for each in self._timed if since <= each.at < until), key=lambda each: -each.seconds)[:count]
 
 
-class _Listening(httpx.BaseTransport):
-    """An ordinary transport that notes what the client will not tell."""
+class _Listening(Connections):
+    """Ordinary connections that note what the client will not tell."""
 
     def __init__(self, calls: Calls) -> None:
-        self._inner = httpx.HTTPTransport()
+        super().__init__()
         self._calls = calls
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = self._inner.handle_request(request)
-        if response.status_code != 200:
-            body = response.read()
-            response = httpx.Response(response.status_code, headers=response.headers, content=body, request=request)
-            self._calls.hidden[str(response.json().get("code"))] += 1
-        return response
-
-    def close(self) -> None:
-        self._inner.close()
+    def exchange(self, request: http_messages.Request) -> http_messages.Answer:
+        answer = super().exchange(request)
+        if answer.status != 200:
+            self._calls.hidden[str(json.loads(answer.body).get("code"))] += 1
+        return answer
 
 
 class RepeatingProducer(Producer):

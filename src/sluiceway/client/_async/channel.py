@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from pathlib import Path
-from typing import TypeVar
-
-import httpx
+from typing import Any, TypeVar
 
 from sluiceway.client import queue_calls
 from sluiceway.client.answers import Event
@@ -19,7 +17,9 @@ from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import EventReader, check_content_type, stream_ended
 from sluiceway.client.http_exchange import Endpoint, generated_name, read_answer
+from sluiceway.client.http_messages import Answer, ExchangeError
 from sluiceway.client.protocol import Call, Repeats, read_problem
+from sluiceway.client.transports import AsyncTransport, as_async_transport
 
 T = TypeVar("T")
 
@@ -38,13 +38,13 @@ class AsyncChannel:
         *,
         ca_file: str | Path | None = None,
         direct: bool = False,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: Any = None,
     ) -> None:
         self.endpoint = endpoint
         self.retry_for = retry_for
         self.ca_file = ca_file
         self.direct = Direct(endpoint) if direct else None
-        self.transport = transport or AsyncConnections(endpoint.verify(ca_file))
+        self.transport: AsyncTransport = AsyncConnections(endpoint.context(ca_file)) if transport is None else as_async_transport(transport)
 
     async def close(self) -> None:
         """Close the connections, including those in use."""
@@ -84,16 +84,12 @@ class AsyncChannel:
 
     async def _exchange(self, endpoint: Endpoint, call: Call[T]) -> T:
         try:
-            response = await self.transport.handle_async_request(endpoint.request(call))
-            try:
-                body = await response.aread()
-            finally:
-                await response.aclose()
-        except httpx.RequestError as error:
+            answer = await self.transport.exchange(endpoint.request(call))
+        except ExchangeError as error:
             raise endpoint.broken(error) from error
-        if self.direct is not None and response.status_code == 200:
-            self.direct.heard(call, response.headers.get("x-sluiceway-served-by"))
-        return read_answer(call, response, body)
+        if self.direct is not None and answer.status == 200:
+            self.direct.heard(call, answer.header(b"x-sluiceway-served-by"))
+        return read_answer(call, answer)
 
     async def events(self, queue_name: str | None, types: Iterable[str] | None) -> AsyncGenerator[Event, None]:
         """Yield the server's events without end, over broken connections. Raises CallError once `retry_for` is over without a byte."""
@@ -102,25 +98,25 @@ class AsyncChannel:
             try:
                 try:
                     request = self.endpoint.events(reader.query, reader.parser.last_id)
-                    response = await self.transport.handle_async_request(request)
-                    async with contextlib.aclosing(_event_parts(response)) as parts:
-                        async for part in parts:
-                            for event in reader.heard(part, time.monotonic()):
-                                yield event
-                except httpx.RequestError as error:
+                    async with self.transport.stream(request) as parts, contextlib.aclosing(_events(parts, reader)) as events:
+                        async for event in events:
+                            yield event
+                except ExchangeError as error:
                     raise self.endpoint.broken(error) from error
                 raise stream_ended()
             except CallError as error:
                 await asyncio.sleep(reader.pause(error, time.monotonic(), random.random()))
 
 
-async def _event_parts(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of an event stream as they arrive, and close the response. Raises the problem if the server answered with one."""
-    try:
-        if response.status_code != 200:
-            raise read_problem(response.status_code, await response.aread(), response.headers.get("retry-after"))
-        check_content_type(response)
-        async for part in response.aiter_raw():
-            yield part
-    finally:
-        await response.aclose()
+async def _events(parts: AsyncIterator[Answer], reader: EventReader) -> AsyncGenerator[Event, None]:
+    """Yield the events of a stream as they arrive. Raises the problem if the server answered with one."""
+    body = b""
+    async for part in parts:
+        if part.status != 200:
+            body += part.body
+            continue
+        check_content_type(part)
+        for event in reader.heard(part.body, time.monotonic()) if part.body else ():
+            yield event
+    if body or part.status != 200:
+        raise read_problem(part.status, body, part.header(b"retry-after"))

@@ -8,9 +8,7 @@ from collections.abc import Generator, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
-
-import httpx
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from sluiceway.client import admin_calls, answers, consumer_common, item_calls, producer_common, queue_calls, rebalance_calls
 from sluiceway.client._sync.channel import Channel
@@ -52,8 +50,9 @@ class Client:
     remembers that key for ten minutes (longer if the call may take longer), and at most a million keys per partition.
 
     `client_id` names this client in leases; by default it is random. `api_key` authenticates the client; by default it is the environment's
-    `SLUICEWAY_API_KEY`, and an empty one sends none. `ca_file` names the certificates (PEM) that verify an `https` server, in place of the
-    public ones. `transport` is an httpx transport for all calls; the client closes it.
+    `SLUICEWAY_API_KEY`, and an empty one sends none. `ca_file` names the certificates (PEM) that verify an `https` server, in place of
+    the system's. `transport` carries all calls, in place of connections of the client's own, and is closed by it: a transport of
+    `sluiceway.client.transports`, or one of httpx, which will no longer be taken in 0.3.
 
     With `direct`, calls on one partition go straight to the instance that owns it, and to `url` if that fails. It is off by default, since
     the instances' addresses must be reachable from here, and behind a load balancer they often are not.
@@ -69,7 +68,7 @@ class Client:
         api_key: str | None = None,
         ca_file: str | Path | None = None,
         direct: bool = False,
-        transport: httpx.BaseTransport | None = None,
+        transport: Any = None,
     ) -> None:
         self._channel = Channel(
             Endpoint(url, api_key), seconds(retry_for, "retry_for"), ca_file=ca_file, direct=direct, transport=transport

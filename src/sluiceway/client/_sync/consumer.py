@@ -11,19 +11,16 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import httpx
-
 from sluiceway.client._async.channel import AsyncChannel
 from sluiceway.client._async.consumer import AsyncConsumer
 from sluiceway.client._sync.channel import Channel
 from sluiceway.client.answers import LeasedItem
-from sluiceway.client.connections import Connections
 from sluiceway.client.consumer_common import SHUTDOWN_TIMEOUT, check_concurrency, not_in_a_block, shutdown_millis, used_twice
 from sluiceway.client.handler_threads import HandlerThreads
 from sluiceway.client.lease_manager import LeaseManager
 from sluiceway.client.protocol import Duration
 from sluiceway.client.stop_signals import StopSignals
-from sluiceway.kernel.errors import invalid
+from sluiceway.client.transports import for_asyncio
 
 if TYPE_CHECKING:
     from sluiceway.client.arrow import LeasedTable
@@ -271,9 +268,7 @@ def open_consumer(channel: Channel, queue_name: str, client_id: str, manager: Le
 
 
 def _async_channel(channel: Channel) -> AsyncChannel:
-    if not isinstance(channel.transport, Connections | httpx.HTTPTransport | httpx.AsyncBaseTransport):
-        raise invalid("transport", "a consumer needs one that is also an httpx.AsyncBaseTransport, or none; or use AsyncClient")
-    transport = channel.transport if isinstance(channel.transport, httpx.AsyncBaseTransport) else None
+    transport = for_asyncio(channel.transport)
     direct = channel.direct is not None
     return AsyncChannel(channel.endpoint, channel.retry_for, ca_file=channel.ca_file, direct=direct, transport=transport)
 
