@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -154,23 +153,6 @@ def test_a_server_that_asks_to_wait_is_not_asked_before(said: str, least: int, m
         client.close()
     assert len(slept) == 1
     assert least < slept[0] < least + 0.1
-
-
-def test_an_answer_to_half_a_body_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cut(HTTPConnection):
-        """Its server has answered and does not take the rest."""
-
-        def request(self, *arguments: Any) -> None:  # type: ignore[override]
-            super().request(*arguments)
-            raise BrokenPipeError
-
-    monkeypatch.setattr(server_calls, "HTTPConnection", Cut)
-    with scripted(problem(401, "unauthenticated")) as script:
-        client = client_of(script.url)
-        with pytest.raises(SluicewayError, match="option apiKey"):
-            client.call("/v1/queue.produce", {})
-        client.close()
-        assert len(script.seen) == 1
 
 
 def test_https_to_a_server_without_tls_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,11 @@ class Connection:
         """Whether the last answer has left the connection in a state for another request."""
         return self._parser.is_reusable
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether any of the answer to the last request has arrived."""
+        return self._parser.has_head
+
     def exchange(self, request: Request) -> Answer:
         """Raises NoAnswerError."""
         parser = self._parser
@@ -233,9 +238,12 @@ class Connections:
     def exchange(self, request: Request) -> Answer:
         """Send the request and return its answer. Raises NotSentError, NoAnswerError."""
         link = self._take(request)
+        was_idle = link.is_reusable()
         try:
             answer = link.exchange(request)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, NoAnswerError):
+                error.was_idle = was_idle and not link.has_answered and not isinstance(error.__cause__, TimeoutError)
             self._drop(link)
             raise
         if link.is_reusable():

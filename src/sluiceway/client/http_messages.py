@@ -46,7 +46,12 @@ class NotSentError(ExchangeError):
 
 
 class NoAnswerError(ExchangeError):
-    """The request was sent, perhaps in part, and no complete answer came."""
+    """The request was sent, perhaps in part, and no complete answer came.
+
+    `was_idle`: the connection had been idle, and its server closed it without an answer, as servers do with idle connections.
+    """
+
+    was_idle = False
 
 
 _WITHOUT_BODY: Final = (204, 304)

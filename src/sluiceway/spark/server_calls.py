@@ -26,7 +26,7 @@ from sluiceway.client._sync.channel import Channel
 from sluiceway.client.connections import Connections
 from sluiceway.client.errors import CallError
 from sluiceway.client.http_exchange import Endpoint
-from sluiceway.client.http_messages import Answer, ExchangeError, Request
+from sluiceway.client.http_messages import Answer, ExchangeError, NoAnswerError, NotSentError, Request
 from sluiceway.client.protocol import ARROW, About, Call
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import KINDS, SluicewayError, invalid
@@ -139,11 +139,24 @@ class _Connections(Connections):
         longest = self._owner_attempt if is_owner else request.patience
         patience = max(_LEAST_ATTEMPT, min(longest, self.deadline - time.monotonic()))
         try:
-            return super().exchange(request._replace(patience=patience))
+            return self._repeated(request._replace(patience=patience))
         except ExchangeError as error:
             if is_owner:
                 log.warning("%s:%d: %s; asking %s instead (option direct)", *request.origin[1:], error, self._base.url)
             raise
+
+    def _repeated(self, request: Request) -> Answer:
+        """Repeats the request on a new connection if the server had closed the idle one: all calls made here can be repeated."""
+        try:
+            return super().exchange(request)
+        except NoAnswerError as error:
+            if not error.was_idle:
+                raise
+        try:
+            return super().exchange(request)
+        except NotSentError as error:
+            # The first one may have been carried out.
+            raise NoAnswerError(str(error)) from error
 
 
 def _key(where: str) -> str:
