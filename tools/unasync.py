@@ -36,6 +36,7 @@ NAMES: Final = {
     "aclose": "close",
     "aclosing": "closing",
     "as_async_transport": "as_transport",
+    "async_connections": "connections",
     # The only use of asyncio is its `sleep`; `leftovers` refuses any other.
     "asyncio": "time",
 }

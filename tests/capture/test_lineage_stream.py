@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sluiceway.capture.lineage import MAX_OPEN, QueueLineage, from_options
-from sluiceway.client.connections import AsyncConnections
+from sluiceway.client.async_connections import AsyncConnections
 from sluiceway.client.http_messages import Answer, Request
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import CHANGES, BrokenOffError, ChangeStream, UnknownPositionError

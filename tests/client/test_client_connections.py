@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from sluiceway.client import connections
-from sluiceway.client.connections import AsyncConnections, Connections
+from sluiceway.client.async_connections import AsyncConnections
+from sluiceway.client.connections import Connections
 from sluiceway.client.http_exchange import Endpoint
 from sluiceway.client.http_messages import Answer, NoAnswerError, NotSentError, Request
 from tests.server.server_process import PATIENCE

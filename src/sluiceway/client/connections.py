@@ -1,4 +1,4 @@
-"""The connection pools of the clients. A connection carries one call at a time; the most recently used idle one goes first.
+"""The connection pool of the blocking client. A connection carries one call at a time; the most recently used idle one goes first.
 
 Own connections over httptools, and no HTTP library, because one cost more than all the rest of a call: 250 µs of processor time with httpx
 (575 with asyncio), 190 with urllib3, 140 with aiohttp, 13 (45) with these.
@@ -6,7 +6,6 @@ Own connections over httptools, and no HTTP library, because one cost more than 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import select
@@ -15,8 +14,8 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Final, Generic, Self, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, TypeVar
 
 from sluiceway.client.http_messages import Answer, AnswerParser, NoAnswerError, NotSentError, Origin, Request
 
@@ -25,14 +24,12 @@ KEPT: Final = 100
 """Maximum number of idle connections to one server. Those in use are not limited, because each waiting lease call holds one."""
 IDLE: Final = 30.0
 """Idle connections are closed after this many seconds, before the server does so. A call on a closing connection has an unknown outcome."""
-_CHUNK: Final = 1 << 16
-_HELD: Final = 1 << 20
-"""Bytes of a stream that wait for their reader, above which no more are read from the socket."""
+CHUNK: Final = 1 << 16
 
 L = TypeVar("L")
 
 
-class _Links(Generic[L]):
+class Links(Generic[L]):
     """The connections, and which of them are idle. Thread-safe. A child process that was forked off has none of them."""
 
     def __init__(self) -> None:
@@ -95,22 +92,20 @@ class _Links(Generic[L]):
         return links
 
 
-def _why(error: BaseException) -> str:
+def why(error: BaseException) -> str:
+    """The error in words, for the end of a sentence."""
     if isinstance(error, TimeoutError):
         return "timed out"
     return (isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.strerror) or str(error) or type(error).__name__
 
 
-def _watch(connection: socket.socket) -> Callable[[], bool]:
+def watch(connection: socket.socket) -> Callable[[], bool]:
     """Returns what tells whether nothing has arrived on a connection, not even its end."""
     if not hasattr(select, "poll"):
         return lambda: not select.select([connection], [], [], 0)[0]
     system = select.poll()
     system.register(connection, select.POLLIN)
     return lambda: not system.poll(0)
-
-
-# ---- for threads --------------------------------------------------------------------------------------------------------
 
 
 class Connection:
@@ -128,10 +123,10 @@ class Connection:
                 raise
         except (OSError, ValueError) as error:
             # A ValueError: no host can have such a name.
-            raise NotSentError(_why(error)) from error
+            raise NotSentError(why(error)) from error
         self._patience = patience
         self._parser = AnswerParser()
-        self._is_quiet = _watch(self._socket)
+        self._is_quiet = watch(self._socket)
 
     def is_usable(self) -> bool:
         """Whether the connection, which is idle, is open."""
@@ -151,7 +146,7 @@ class Connection:
         parser = self._parser
         self.send(request)
         while not parser.is_complete:
-            if parser.missing() > _CHUNK:
+            if parser.missing() > CHUNK:
                 self._receive_rest()
             else:
                 self._receive()
@@ -163,13 +158,13 @@ class Connection:
             self._socket.settimeout(request.patience)
             self._patience = request.patience
         try:
-            if len(request.body) < _CHUNK:
+            if len(request.body) < CHUNK:
                 self._socket.sendall(request.head + request.body)
             else:
                 self._socket.sendall(request.head)
                 self._socket.sendall(request.body)
         except TimeoutError as error:
-            raise NoAnswerError(_why(error)) from error
+            raise NoAnswerError(why(error)) from error
         except OSError as error:
             # A server that refuses a request may answer before it has read all of it, and close.
             with contextlib.suppress(NoAnswerError):
@@ -177,13 +172,13 @@ class Connection:
                     self._receive()
                 self._parser.is_reusable = False
                 return
-            raise NoAnswerError(_why(error)) from error
+            raise NoAnswerError(why(error)) from error
 
     def _receive(self) -> None:
         try:
-            data = self._socket.recv(_CHUNK)
+            data = self._socket.recv(CHUNK)
         except OSError as error:
-            raise NoAnswerError(_why(error)) from error
+            raise NoAnswerError(why(error)) from error
         if data:
             self._parser.feed(data)
         else:
@@ -198,7 +193,7 @@ class Connection:
             try:
                 count = self._socket.recv_into(room[at:])
             except OSError as error:
-                raise NoAnswerError(_why(error)) from error
+                raise NoAnswerError(why(error)) from error
             if not count:
                 self._parser.end()
             at += count
@@ -233,7 +228,7 @@ class Connections:
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self._context = context
-        self._links: _Links[Connection] = _Links()
+        self._links: Links[Connection] = Links()
 
     def exchange(self, request: Request) -> Answer:
         """Send the request and return its answer. Raises NotSentError, NoAnswerError."""
@@ -282,196 +277,6 @@ class Connections:
         link.close()
 
     def close(self) -> None:
-        """Close all, also those in use."""
-        for link in self._links.forget_all():
-            link.close()
-
-
-# ---- for asyncio --------------------------------------------------------------------------------------------------------
-
-
-class AsyncConnection(asyncio.Protocol):
-    """A connection of an event loop, for `connect`."""
-
-    def __init__(self) -> None:
-        self._parser = AnswerParser()
-        self._transport: asyncio.Transport
-        self._loop: asyncio.AbstractEventLoop
-        self._is_quiet: Callable[[], bool]
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: NoAnswerError | None = None
-        self._streams = False
-        self._patience = 0.0
-        self._heard = 0.0
-
-    @classmethod
-    async def connect(cls, origin: Origin, context: ssl.SSLContext | None) -> Self:
-        """Raises NotSentError."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                _, made = await loop.create_connection(cls, origin.host, origin.port, ssl=context)
-        except (OSError, ValueError) as error:
-            raise NotSentError(_why(error)) from error
-        return made
-
-    def is_usable(self) -> bool:
-        """Whether the connection, which is idle, is open."""
-        return not self._transport.is_closing() and self._is_quiet()
-
-    def is_reusable(self) -> bool:
-        """Whether the last answer has left the connection in a state for another request."""
-        return self._parser.is_reusable and not self._transport.is_closing()
-
-    async def exchange(self, request: Request) -> Answer:
-        """Raises NoAnswerError."""
-        self._send(request)
-        await self._wait()
-        return self._parser.answer()
-
-    def _send(self, request: Request) -> None:
-        self._parser.begin()
-        self._patience = request.patience
-        if len(request.body) < _CHUNK:
-            self._transport.write(request.head + request.body)
-        else:
-            self._transport.writelines((request.head, request.body))
-
-    async def _wait(self) -> None:
-        """Wait until the answer is complete; of a stream, until there is more of it."""
-        if self._error is not None:
-            raise self._error
-        self._heard = self._loop.time()
-        waiter = self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(self._patience, self._expire)
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-            timer.cancel()
-
-    def _expire(self) -> None:
-        """Give up, unless some of the answer has arrived since."""
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            return
-        left = self._heard + self._patience - self._loop.time()
-        if left > 0.001:
-            self._loop.call_later(left, self._expire)
-        else:
-            self._fail(NoAnswerError("timed out"))
-
-    def _fail(self, error: NoAnswerError) -> None:
-        self._error = self._error or error
-        self._parser.is_reusable = False
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
-
-    async def parts(self, request: Request) -> AsyncIterator[Answer]:
-        """As `Connection.parts`."""
-        parser, self._streams = self._parser, True
-        self._send(request)
-        while not parser.has_head:
-            await self._wait()
-        yield Answer(parser.status, parser.headers, b"")
-        while parser.parts or not parser.is_complete:
-            parts, parser.parts = parser.parts, []
-            self._transport.resume_reading()
-            for part in parts:
-                yield Answer(parser.status, parser.headers, part)
-            if not parts:
-                await self._wait()
-
-    def close(self) -> None:
-        self._transport.abort()
-
-    # ---- called by the event loop -----------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport, self._loop = cast(asyncio.Transport, transport), asyncio.get_running_loop()
-        self._is_quiet = _watch(transport.get_extra_info("socket"))
-
-    def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
-        parser = self._parser
-        try:
-            parser.feed(data)
-        except NoAnswerError as error:
-            self._fail(error)
-            return
-        if self._streams and sum(map(len, parser.parts)) > _HELD:
-            self._transport.pause_reading()
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done() and (self._parser.is_complete or self._streams):
-            waiter.set_result(None)
-
-    def eof_received(self) -> None:
-        self._parser.is_reusable = False
-        try:
-            self._parser.end()
-        except NoAnswerError as error:
-            self._fail(error)
-        else:
-            self._wake()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self._parser.is_complete:
-            self._fail(NoAnswerError("the connection was closed" if error is None else _why(error)))
-
-
-class AsyncConnections:
-    """The pool for an event loop. Otherwise as `Connections`."""
-
-    def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        self._context = context
-        self._links: _Links[AsyncConnection] = _Links()
-
-    async def exchange(self, request: Request) -> Answer:
-        """Send the request and return its answer. Raises NotSentError, NoAnswerError."""
-        link = await self._take(request.origin)
-        try:
-            answer = await link.exchange(request)
-        except BaseException:
-            self._drop(link)
-            raise
-        if link.is_reusable():
-            for each in self._links.give_back(request.origin, link):
-                each.close()
-        else:
-            self._drop(link)
-        return answer
-
-    @contextlib.asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[AsyncIterator[Answer]]:
-        """As `Connections.stream`."""
-        link = await AsyncConnection.connect(request.origin, self._context if request.origin.tls else None)
-        self._links.add(link)
-        try:
-            yield link.parts(request)
-        finally:
-            self._drop(link)
-
-    async def _take(self, origin: Origin) -> AsyncConnection:
-        while True:
-            link, old = self._links.take(origin)
-            for each in old:
-                each.close()
-            if link is None:
-                link = await AsyncConnection.connect(origin, self._context if origin.tls else None)
-                self._links.add(link)
-                return link
-            if link.is_usable():
-                return link
-            self._drop(link)
-
-    def _drop(self, link: AsyncConnection) -> None:
-        self._links.forget(link)
-        link.close()
-
-    async def aclose(self) -> None:
         """Close all, also those in use."""
         for link in self._links.forget_all():
             link.close()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sluiceway.client import queue_calls
 from sluiceway.client.answers import Event
-from sluiceway.client.connections import AsyncConnections
+from sluiceway.client.async_connections import AsyncConnections
 from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import EventReader, check_content_type, stream_ended
