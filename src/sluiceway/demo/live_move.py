@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+from sluiceway.adapters.disk import keep_private
 from sluiceway.client import Backoff, Client, Item, Leased, LeasedItem, Retry
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.run import write_whole
@@ -193,7 +194,7 @@ def prepare(data: Path) -> Path:
     """Return the configuration file, with two backends, for a server on that data folder; create it if missing."""
     file = data / FILE
     if not file.exists():
-        data.mkdir(parents=True, exist_ok=True)
+        keep_private(data)
         write_whole(file, _configuration(_AFFINITIES))
     return file
 
