@@ -327,7 +327,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rest", type=float, default=10.0, help="seconds for which an idle server is watched")
     parser.add_argument("--output", type=Path, default=Path("bench/results/growth.json"), help="parts that were not measured stay in it")
     parser.add_argument("--plots", type=Path, help="the folder for growth-PART.svg (needs matplotlib), such as docs/images")
-    parser.add_argument("--page", type=Path, help="put the tables into this page, such as docs/performance.md")
+    parser.add_argument("--page", type=Path, help="put the tables into this page, such as docs/explanation/performance.md")
     given = parser.parse_args(arguments)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     parts: dict[str, list[Row]] = {}

@@ -396,7 +396,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="which to measure; all of them, if none is named")
     parser.add_argument("--items", type=int, default=10_000_000, help="of the largest case; the others have a tenth or a hundredth of it")
     parser.add_argument("--output", type=Path, default=Path("bench/results/hard.json"))
-    parser.add_argument("--page", type=Path, help="put the table into this page, such as docs/performance.md")
+    parser.add_argument("--page", type=Path, help="put the table into this page, such as docs/explanation/performance.md")
     given = parser.parse_args(arguments)
     cases: dict[str, list[Document]] = {}
     failed = 0

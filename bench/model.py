@@ -1,7 +1,7 @@
 """`python -m bench model`: the cost of a cluster of 10, 100 or 1,000 instances for its meta store and itself, and its limits.
 
 The constants are measured (`--measure URL --pid PID`: those of the meta store at that URL, whose server is that process with its
-children) and kept in bench/results/model.json; docs/scale-out.md has the assumptions. All else is arithmetic on them.
+children) and kept in bench/results/model.json; docs/explanation/scale-out.md has the assumptions. All else is arithmetic on them.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--pid", type=int, help="of its server")
     parser.add_argument("--rounds", type=int, default=3_000, help="calls of each of the parts, of which the least counts")
-    parser.add_argument("--page", type=Path, help="put the table into this page, such as docs/scale-out.md")
+    parser.add_argument("--page", type=Path, help="put the table into this page, such as docs/explanation/scale-out.md")
     parser.add_argument("--constants", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     kept: dict[str, dict[str, object]] = {}

@@ -1,4 +1,4 @@
-"""`python -m bench page`: the plots and tables of docs/benchmarks.md, made from bench/results/latest.json and workers.json."""
+"""`python -m bench page`: the plots and tables of docs/explanation/benchmarks.md, made from bench/results/latest.json and workers.json."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench page", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("bench/results/latest.json"))
     parser.add_argument("--workers", type=Path, default=workers.RESULTS)
-    parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/explanation/benchmarks.md"))
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     given = parser.parse_args(arguments)
     document = json.loads(given.results.read_text())

@@ -1,7 +1,7 @@
 """`make bench ARGS='--cases workers'`: single jobs through a handler that does nothing, by `sluiceway work` and by other task queues.
 
 Systems alternate: a round has one run of each, with its own server on empty data; the result is the median of the rounds. Each run is
-written when it ends: `--resume` goes on where an earlier command stopped. docs/benchmarks.md has the method.
+written when it ends: `--resume` goes on where an earlier command stopped. docs/explanation/benchmarks.md has the method.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument("--resume", action="store_true", help="keep the runs of the output file, and do only those that it lacks")
     kept.add_argument("--merge", action="store_true", help="keep the runs of other parts and systems that the output file has")
-    parser.add_argument("--page", type=Path, help="put the tables into this page, such as docs/benchmarks.md")
+    parser.add_argument("--page", type=Path, help="put the tables into this page, such as docs/explanation/benchmarks.md")
     parser.add_argument("--json", action="store_true", help="print the document")
     given = parser.parse_args(arguments)
     if min(given.rounds, given.jobs, given.paced, given.killed) < 1:

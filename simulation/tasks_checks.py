@@ -1,4 +1,4 @@
-"""Invariants of task groups, numbered as in docs/tasks.md."""
+"""Invariants of task groups, numbered as in docs/project/tasks.md."""
 
 from __future__ import annotations
 

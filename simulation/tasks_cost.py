@@ -173,7 +173,7 @@ class Document(NamedTuple):
 
 
 def table(fleet: Callable[[Preset], Fleet] = lambda preset: Fleet(preset=preset)) -> list[str]:
-    """Return the rows of the table in docs/tasks.md."""
+    """Return the rows of the table in docs/project/tasks.md."""
     document = Document()
     rows = ["| change | ours, log-leader | ours, finisher-hint | own states | full states |", "| --- | --- | --- | --- | --- |"]
     changes: tuple[tuple[str, Callable[[Fleet], Cost], Callable[[int], tuple[int, int]] | None], ...] = (

@@ -1,4 +1,4 @@
-"""Writes docs/errors.md and docs/errors/ from the table of errors: `python tools/docs_errors.py`."""
+"""Writes docs/reference/errors.md and docs/reference/errors/ from the table of errors: `python tools/docs_errors.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sluiceway.kernel.errors import KINDS, ErrorKind
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
 HEAD = """\
 # Errors
@@ -25,7 +25,7 @@ page, `/docs/errors`. The Python client raises the same codes as `CallError`.
 
 
 def render() -> dict[str, str]:
-    """The pages by their path in `docs`."""
+    """The pages by their path in `docs/reference`."""
     rows = [
         f"| [`{code}`](errors/{code}.md) | {kind.status} | {'yes' if kind.retryable else 'no'} | {kind.title} |\n"
         for code, kind in KINDS.items()

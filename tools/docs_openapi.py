@@ -1,4 +1,4 @@
-"""Writes docs/openapi.json, as a server serves it at /openapi.json: `python tools/docs_openapi.py`."""
+"""Writes docs/reference/openapi.json, as a server serves it at /openapi.json: `python tools/docs_openapi.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluiceway.instance.service import Service
 from sluiceway.server.openapi import as_text, describe
 from sluiceway.server.wiring import Assembly, Door
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "openapi.json"
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "openapi.json"
 
 
 async def _document(data: Path) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class TaskQueue(NamedTuple):
 
 def _sluiceway(handler: str, choices: str, *options: str) -> TaskQueue:
     worker = ("sluiceway", "work", f"{_PACKAGE}.sluiceway_jobs:{handler}", "--queue", "jobs", "--concurrency", _AT_ONCE, *options)
-    return TaskQueue("sluiceway_jobs", None, brokers.Sluiceway, worker, choices, ("workers.md", "client.md#producer"))
+    return TaskQueue("sluiceway_jobs", None, brokers.Sluiceway, worker, choices, ("../guides/workers.md", "../guides/client.md#producer"))
 
 
 def _celery(broker: type[brokers.Broker], pool: str, concurrency: str, choices: str) -> TaskQueue:

@@ -1,7 +1,7 @@
 """Divide anything among processes: the group API.
 
 Every process joins the group as a member and is told which items are its own, each with a token that fences its writes. Items go to another
-member when one leaves, dies or is cut off. docs/groups.md has the guarantees and an example.
+member when one leaves, dies or is cut off. docs/guides/groups.md has the guarantees and an example.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def test_the_model_shows_a_table_of_the_kept_constants(tmp_path: Path, capsys: p
 
 
 def test_the_page_has_the_table_of_the_kept_constants(tmp_path: Path) -> None:
-    page = Path("docs/scale-out.md")
+    page = Path("docs/explanation/scale-out.md")
     copy = tmp_path / "page.md"
     copy.write_text(page.read_text().replace("| as it is | 10 |", "| something else |"))
     assert copy.read_text() != page.read_text()

@@ -239,4 +239,4 @@ async def test_keys_that_move_between_partitions_are_refused_unless_order_does_n
 
 
 def test_the_documentation_says_that_it_was_tested_against_a_fake_only(repository: Path) -> None:
-    assert "tested against a fake of its API only" in (repository / "docs" / "capture.md").read_text()
+    assert "tested against a fake of its API only" in (repository / "docs" / "guides" / "capture.md").read_text()

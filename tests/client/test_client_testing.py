@@ -16,7 +16,7 @@ from tests.server.server_running import eventually
 
 
 def test_the_example_in_the_docs_passes(repository: Path, tmp_path: Path) -> None:
-    page = (repository / "docs" / "testing.md").read_text(encoding="utf-8")
+    page = (repository / "docs" / "guides" / "testing.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "test_example.py").write_text(example)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]

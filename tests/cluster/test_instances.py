@@ -309,7 +309,7 @@ def test_a_server_that_is_alone_answers_with_itself(tmp_path: Path) -> None:
 
 
 def test_the_times_in_the_documentation_are_those_of_a_cluster() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "cluster.md").read_text()
     takeover = PARAMETERS.member_timeout + PARAMETERS.round_interval + PARAMETERS.settle_timeout
     round_ = PARAMETERS.round_interval + PARAMETERS.settle_timeout
     assert f"shows every {PARAMETERS.beat_interval} ms that it lives. If it cannot for {PARAMETERS.lease_timeout // 1000} s," in text

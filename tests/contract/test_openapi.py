@@ -33,7 +33,7 @@ Json = dict[str, Any]
 @pytest.fixture(scope="module")
 def document(repository: Path) -> Json:
     """The one that is kept, which is the one that is served."""
-    found: Json = json.loads((repository / "docs" / "openapi.json").read_bytes())
+    found: Json = json.loads((repository / "docs" / "reference" / "openapi.json").read_bytes())
     return found
 
 
@@ -61,14 +61,14 @@ def resolved(document: Json, part: Json) -> Json:
 
 def test_the_document_that_is_kept_is_the_one_that_is_made(repository: Path) -> None:
     made = runpy.run_path(str(repository / "tools" / "docs_openapi.py"))["render"]()
-    assert (repository / "docs" / "openapi.json").read_bytes() == made, "run: python tools/docs_openapi.py"
+    assert (repository / "docs" / "reference" / "openapi.json").read_bytes() == made, "run: python tools/docs_openapi.py"
 
 
 def test_the_document_that_is_kept_is_the_one_that_is_served(repository: Path, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as served:
         answer = httpx.get(f"{served.url}/openapi.json")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
-    assert answer.content == (repository / "docs" / "openapi.json").read_bytes()
+    assert answer.content == (repository / "docs" / "reference" / "openapi.json").read_bytes()
 
 
 def test_every_reference_leads_somewhere(document: Json) -> None:

@@ -171,7 +171,7 @@ def test_what_was_idle_is_forgotten() -> None:
 
 
 def test_the_documentation_has_these_numbers(repository: Path) -> None:
-    text = (repository / "docs" / "cluster.md").read_text()
+    text = (repository / "docs" / "guides" / "cluster.md").read_text()
     assert PACE.grow_after == 3_000
     assert f"was busy for three seconds, at {PACE.grow // 10} % of" in text
     assert PACE.shrink_after == 60_000

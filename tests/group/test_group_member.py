@@ -300,7 +300,7 @@ def test_more_items_than_a_plan_can_hold_are_refused_before_anything_is_written(
 
 
 def test_the_example_of_the_docs(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "groups.md").read_text()
     program = text.partition("```python\n")[2].partition("```")[0]
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=tmp_path, text=True) as process:
         try:

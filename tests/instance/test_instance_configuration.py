@@ -411,12 +411,12 @@ def test_every_key_says_what_it_does_and_whether_it_takes_a_restart() -> None:
 
 
 def test_the_documentation_has_every_key_with_its_default() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")]
     for table in TABLES:
         for key in keys(table):
             of_key = [row for row in rows if f"`{key.name}`" in row[0]]
-            assert of_key, f"{table.__name__}.{key.name} is not in docs/configuration.md"
+            assert of_key, f"{table.__name__}.{key.name} is not in docs/reference/configuration.md"
             assert any(row[-2] == ("restart" if key.restart else "live") for row in of_key), key.name
             default = format_duration(key.default) if key.form == "duration" and key.default is not None else key.default
             assert not default or any(str(default) in row[-3] for row in of_key), key.name

@@ -11,7 +11,7 @@ from sluiceway.kernel.errors import KINDS, SluicewayError, invalid
 
 def test_the_pages_of_errors_are_current(repository: Path) -> None:
     tool = runpy.run_path(str(repository / "tools" / "docs_errors.py"))
-    docs = repository / "docs"
+    docs = repository / "docs" / "reference"
     pages = {str(path.relative_to(docs)): path.read_text(encoding="utf-8") for path in (docs / "errors.md", *docs.glob("errors/*"))}
     assert pages == tool["render"](), "run: python tools/docs_errors.py"
 

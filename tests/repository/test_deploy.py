@@ -112,7 +112,7 @@ def test_states_that_are_asked_for_exist(deploy: Path, tmp_path: Path) -> None:
 
 
 def test_every_alert_is_explained(deploy: Path) -> None:
-    operations = (deploy.parent / "docs/operations.md").read_text()
+    operations = (deploy.parent / "docs/guides/operations.md").read_text()
     alerts = [rule["alert"] for rule in rules(deploy)]
     assert len(set(alerts)) == len(alerts) > 10
     assert [alert for alert in alerts if f"`{alert}`" not in operations] == []

@@ -1,4 +1,4 @@
-"""docs/rebalance.md says what the code does: the states, the steps, and commands that exist."""
+"""docs/guides/rebalance.md says what the code does: the states, the steps, and commands that exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.fake_service import RECORD
 
 @pytest.fixture(scope="module")
 def page(repository: Path) -> str:
-    return (repository / "docs" / "rebalance.md").read_text(encoding="utf-8")
+    return (repository / "docs" / "guides" / "rebalance.md").read_text(encoding="utf-8")
 
 
 def table(page: str, heading: str) -> list[list[str]]:

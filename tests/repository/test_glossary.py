@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 GIVEN_UP = ["lane", "fate"]
-"""No identifier of the package has one of these words in it: docs/glossary.md says partition executor, disposition."""
+"""No identifier of the package has one of these words in it: docs/reference/glossary.md says partition executor, disposition."""
 _MODULES = """
 away board closed dealing forming gate inspecting looking parts share spreading line rules beating placing few burial closing demand
 following moving sending served share_calls task_chores delivery answer_memory assembly
@@ -25,7 +25,7 @@ def source(repository: Path) -> str:
 
 
 def words(repository: Path) -> list[str]:
-    text = (repository / "docs" / "glossary.md").read_text()
+    text = (repository / "docs" / "reference" / "glossary.md").read_text()
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     return [word.strip() for row in rows if row not in ("word", "---") for word in row.split(",")]
 

@@ -24,7 +24,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def document(repository: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((repository / "docs" / "openapi.json").read_bytes())
+    found: dict[str, Any] = json.loads((repository / "docs" / "reference" / "openapi.json").read_bytes())
     return found
 
 

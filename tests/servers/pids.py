@@ -89,8 +89,8 @@ def states(pid: int) -> list[str]:
 def freeze(pid: int, store: Path) -> None:
     """The process stands still, between two transactions on that SQLite file.
 
-    In the middle of one it would keep everybody else out of the file, which docs/tasks.md says, and is not what is tested. It never stands
-    still for so long that it would have lost something by that before.
+    In the middle of one it would keep everybody else out of the file, which docs/project/tasks.md says, and is not what is tested. It never
+    stands still for so long that it would have lost something by that before.
     """
     while True:
         stop(pid)

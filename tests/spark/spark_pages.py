@@ -10,43 +10,15 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.pages.page_blocks import Block, blocks
+
 USUAL = "http://127.0.0.1:2319"
-RUN = ("python", "sh")
-
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A block that runs: where its code stands in the page (line, counted from 1), and where its output does, or would (characters)."""
-
-    language: str
-    code: str
-    line: int
-    shown: str | None
-    start: int
-    end: int
-
-
-def blocks(page: str) -> list[Block]:
-    """The blocks of a page that run. A block of text right after one is what it prints."""
-    fences = list(_FENCE.finditer(page))
-    found = []
-    for fence, after in zip(fences, [*fences[1:], None], strict=True):
-        if fence[1] in RUN:
-            output = after if after and after[1] == "text" and not page[fence.end() : after.start()].strip() else None
-            start, end = output.span(2) if output else (fence.end(), fence.end())
-            line = page.count("\n", 0, fence.start(2)) + 1
-            found.append(Block(fence[1], fence[2], line, output[2] if output else None, start, end))
-    return found
 
 
 def run(page: Path, url: str) -> list[str]:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages.page_blocks import Block, blocks
 from tests.spark import spark_pages
 from tests.spark.spark_world import server
 
 # Both in one session: the first starts it, the last stops it.
-PAGES = ("from-kafka.md", "spark.md")
+PAGES = ("guides/from-kafka.md", "tutorials/spark.md")
 
 _VARYING = (
     (r"\b[0-9a-z]{8}\.\d+\.\d+\b", "ID"),
@@ -53,7 +54,7 @@ def test_the_pages_run_and_print_what_they_show(repository: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
     for page, printed in zip(pages, json.loads(done.stdout.splitlines()[-1]), strict=True):
         text = page.read_text(encoding="utf-8")
-        found = list(zip(spark_pages.blocks(text), printed, strict=True))
+        found = list(zip(blocks(text), printed, strict=True))
         assert len(found) >= 5
         if os.environ.get("SLUICEWAY_TEST_WRITE_PAGES"):
             write(page, text, found)
@@ -65,7 +66,7 @@ def test_the_pages_run_and_print_what_they_show(repository: Path, tmp_path: Path
                 assert masked(output) == masked(block.shown), f"{page.name}, line {block.line}"
 
 
-def write(page: Path, text: str, found: list[tuple[spark_pages.Block, str]]) -> None:
+def write(page: Path, text: str, found: list[tuple[Block, str]]) -> None:
     """Put what was printed into the page, where the page shows it or Python printed something."""
     for block, output in reversed(found):
         if block.shown is not None:
@@ -77,7 +78,7 @@ def write(page: Path, text: str, found: list[tuple[spark_pages.Block, str]]) -> 
 
 def test_a_block_of_text_is_the_output_of_the_block_right_before_it() -> None:
     page = "# T\n```python\nprint(1)\n```\n\n```text\n1\n```\nwords\n```sh\nls\n```\nwords\n```text\nno output\n```\n```toml\na = 1\n```\n"
-    found = spark_pages.blocks(page)
+    found = blocks(page)
     assert [(block.language, block.code, block.line, block.shown) for block in found] == [
         ("python", "print(1)\n", 3, "1\n"),
         ("sh", "ls\n", 11, None),

@@ -114,7 +114,7 @@ def test_options_of_kafka_that_are_left_over_are_refused(option: str, says: str)
 
 
 def test_what_the_page_for_kafkas_users_promises_is_what_they_are_told(repository: Path) -> None:
-    page = (repository / "docs" / "from-kafka.md").read_text()
+    page = (repository / "docs" / "guides" / "from-kafka.md").read_text()
     table = page.partition("An option of Kafka's connector that is left over is an error")[2].partition("Columns:")[0]
     seen = 0
     for line in table.splitlines():

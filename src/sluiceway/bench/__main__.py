@@ -1,4 +1,4 @@
-"""`make bench`: produce → lease → complete, durable, ours beside its peers, in one run. See docs/benchmarks.md.
+"""`make bench`: produce → lease → complete, durable, ours beside its peers, in one run. See docs/explanation/benchmarks.md.
 
 Slices of the systems alternate, so that a change in the machine's speed affects all; the result is the median of the rounds' ratios.
 """

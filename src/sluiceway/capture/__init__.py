@@ -1,6 +1,7 @@
 """Change capture: several processes divide a change stream's partitions, and hand their records on to a queue, each exactly once.
 
-Every process runs a member (`run_member`) with the same `CaptureConfig`; `look` reports their progress. docs/tasks.md has the protocol.
+Every process runs a member (`run_member`) with the same `CaptureConfig`; `look` reports their progress.
+docs/project/tasks.md has the protocol.
 """
 
 from __future__ import annotations

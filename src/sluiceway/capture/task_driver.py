@@ -1,6 +1,6 @@
 """Task driver: runs one member of a group of tasks: follows the log, carries out the machine's effects, and reports their results.
 
-docs/tasks.md states the machine's assumptions. This file's share: nothing blocks a step; the member begins with the whole log and a
+docs/project/tasks.md states the machine's assumptions. This file's share: nothing blocks a step; the member begins with the whole log and a
 position store that answers. The assumptions about partition readers are in `partition_runs.py`.
 """
 

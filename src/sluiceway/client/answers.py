@@ -93,7 +93,7 @@ __all__ = [
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event on the server. `type` is one of the types in docs/api.md, `data` has the type's fields.
+    """An event on the server. `type` is one of the types in docs/reference/api.md, `data` has the type's fields.
 
     The type `reset` means that events were missed: read again what you follow.
     """

@@ -30,7 +30,10 @@ class _Head(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class BrowsedTable:
-    """A page of a partition's items at one moment. `table` has the columns of `docs/api.md`. `cursor`: the next page's; None: the last."""
+    """A page of a partition's items at one moment.
+
+    `table` has the columns of `docs/reference/api.md`. `cursor`: the next page's; None: the last.
+    """
 
     queue_name: str
     incarnation: str
@@ -44,7 +47,10 @@ class BrowsedTable:
 
 @dataclass(frozen=True, slots=True)
 class LeasedTable:
-    """The answer of a lease call. `table` has the columns that `docs/api.md` lists for Arrow. It is empty if no items were leased."""
+    """The answer of a lease call.
+
+    `table` has the columns that `docs/reference/api.md` lists for Arrow. It is empty if no items were leased.
+    """
 
     queue_name: str
     incarnation: str

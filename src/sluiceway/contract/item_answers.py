@@ -117,14 +117,14 @@ class Ignored(Answer, frozen=True, kw_only=True):
     """An id on which the call did nothing, and why."""
 
     id: Annotated[str, about("The item or lease that was named.")]
-    reason: Annotated[str, one_of(IgnoredReason), about("What is known of it; docs/api.md has the list.")]
+    reason: Annotated[str, one_of(IgnoredReason), about("What is known of it; docs/reference/api.md has the list.")]
 
 
 class Left(Ignored, frozen=True, kw_only=True):
     """An id on which the call did not act, and why."""
 
     id: Annotated[str, about("The item that was named.")]
-    reason: Annotated[str, one_of(LeftReason), about("Why, in a word: docs/api.md has the list.")]
+    reason: Annotated[str, one_of(LeftReason), about("Why, in a word: docs/reference/api.md has the list.")]
 
 
 _Ignored = Annotated[

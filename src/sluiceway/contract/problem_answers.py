@@ -33,7 +33,7 @@ Kind = Literal[
 class ProblemInfo(Answer, frozen=True, kw_only=True):
     """One thing that is wrong, what is known of its cause, and the command that mends it."""
 
-    kind: Annotated[str, one_of(Kind), about("What is wrong; docs/operations.md has a row for each.")]
+    kind: Annotated[str, one_of(Kind), about("What is wrong; docs/guides/operations.md has a row for each.")]
     severity: Annotated[
         str, one_of(Severity), about("`critical`: items or calls fail now. `warning`: it becomes worse if nobody does anything.")
     ]

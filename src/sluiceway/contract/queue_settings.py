@@ -60,7 +60,7 @@ class BackoffFields(Backoff, frozen=True, forbid_unknown_fields=True):
 
 
 class CircuitBreaker(msgspec.Struct, frozen=True):
-    """When leasing pauses because most items fail: see docs/operations.md, Circuit breaker."""
+    """When leasing pauses because most items fail: see docs/guides/operations.md, Circuit breaker."""
 
     failure_rate: Annotated[
         float, Meta(ge=0.01, le=0.99, description="Share of failed items from which on the queue is in trouble, 0.01 to 0.99.")
@@ -303,7 +303,7 @@ _Time = str | timedelta | None
 
 
 class Settings(TypedDict, total=False):
-    """The settings of a queue as keyword arguments, as docs/api.md explains them. One that is left out stays as it is."""
+    """The settings of a queue as keyword arguments, as docs/reference/api.md explains them. One that is left out stays as it is."""
 
     lease_timeout: _Time
     max_lease_timeout: _Time

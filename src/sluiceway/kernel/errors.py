@@ -1,6 +1,7 @@
 """User-facing errors: stable codes, HTTP statuses, and whether repeating the call can help.
 
-Source of the pages under `docs/errors` and at the server's `/docs/errors`, of the OpenAPI document, and of the client's exceptions.
+Source of the pages under `docs/reference/errors` and at the server's `/docs/errors`, of the OpenAPI document, and of the
+client's exceptions.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ _KEY: Final = (
     "require keys by default."
 )
 _PROTOBUF: Final = (
-    "Also accepts `application/protobuf` from Querator's clients and answers with the statuses that they expect: docs/compatibility.md."
+    "Also accepts `application/protobuf` from Querator's clients and answers with the statuses that they expect:"
+    " docs/guides/from-querator.md."
 )
 _ELSEWHERE: Final = "Only with `X-Sluiceway-Redirect`: another instance can do the whole call. Nothing was done."
 _REDIRECT: Final = "`1`: answer with a 307 and the address of the other instance, instead of forwarding the call to it."
@@ -68,7 +69,7 @@ def describe(endpoints: Sequence[Endpoint], pages: Sequence[Page]) -> Json:
 
 
 def as_text(document: Json) -> bytes:
-    """The document as it is served, and kept in `docs/openapi.json`."""
+    """The document as it is served, and kept in `docs/reference/openapi.json`."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 

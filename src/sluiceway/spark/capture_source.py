@@ -53,7 +53,7 @@ _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class CaptureSource(DataSource):
-    """A change stream as a stream source. The options are described in `docs/capture.md`."""
+    """A change stream as a stream source. The options are described in `docs/guides/capture.md`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)

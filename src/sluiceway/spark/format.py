@@ -20,7 +20,7 @@ from sluiceway.spark.source import LeaseStreamReader, RefusedReader
 
 
 class SluicewaySource(DataSource):
-    """A queue as a stream source, as a read-only table, and as a batch and stream sink. The options are described in `docs/spark.md`."""
+    """A queue as a stream source, as a read-only table, and as a batch and stream sink. `docs/reference/spark.md` has the options."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)

@@ -303,7 +303,7 @@ def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str)
         if key.lower() in _KAFKAS or key.lower().startswith("kafka."):
             ours = _OF_KEYS if key.lower().startswith(_KAFKAS_KEYS) else _KAFKAS.get(key.lower())
             instead = f"see {ours}" if ours else "leave it out"
-            raise invalid(key, f"this is an option of Kafka's connector, and has no effect here; {instead} (docs/from-kafka.md)")
+            raise invalid(key, f"this is an option of Kafka's connector, and has no effect here; {instead} (docs/guides/from-kafka.md)")
         if name is None:
             if error := unknown(key, _EVERY, 0.75):
                 raise error

@@ -69,7 +69,7 @@ def session(app_name: str, /, **conf: object) -> SparkSession:
     where no folder's path is short enough), and checkpoints are written through Hadoop's FileSystem. Spark's own choice, FileContext,
     starts a program for each file that it examines. Both write a log file beside its place and rename it there, a step that a killed driver
     has either done or not; both check before they rename, and neither calls fsync. So a checkpoint in a local folder is as safe as with
-    Spark's choice, and can be continued with either. For one on HDFS, Spark's choice is better (`docs/spark.md`).
+    Spark's choice, and can be continued with either. For one on HDFS, Spark's choice is better (`docs/reference/spark.md`).
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession

@@ -75,7 +75,7 @@ def settle(
 
     With `close`, for items taken with `spark.read`, the leases in the column `lease_id` are closed when all outcomes are staged, which puts
     these into effect. Raises, and closes nothing, unless every open item in them is named. `api_key`, `ca_file` and `direct` are the
-    options `apiKey`, `caFile` and `direct` of `docs/spark.md`.
+    options `apiKey`, `caFile` and `direct` of `docs/reference/spark.md`.
     """
     check_columns(df.schema)
     names = {name.lower(): name for name in df.columns}

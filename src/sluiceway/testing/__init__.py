@@ -1,4 +1,4 @@
-"""For your own tests: `server()`, an in-memory server within the process, whose time can be moved ahead (docs/testing.md).
+"""For your own tests: `server()`, an in-memory server within the process, whose time can be moved ahead (docs/guides/testing.md).
 
 Also the conformance suites of the ports: a store that passes is correct. Subclass a suite under a name that begins with `Test` and
 override its fixture, such as `open_store`. Only the suites need pytest.

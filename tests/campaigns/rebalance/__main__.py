@@ -96,7 +96,7 @@ class Campaign(command.Campaign):
 
     def _strikes(self, report: Report, ways: Mapping[str, tuple[Way, ...]]) -> None:
         for queue, those in ((queue, ways[queue]) for queue in self._queues() if queue in ways):
-            # An instance that is frozen while it writes to an SQLite file keeps the others from that file; docs/tasks.md says so.
+            # An instance that is frozen while it writes to an SQLite file keeps the others from that file; docs/project/tasks.md says so.
             local = Backend(dsn=self._postgres.dsn()) if "frozen" in those else Backend()
             with self._stepped(report, queue, local) as (fleet, traffic):
                 traffic.history = fleet.history()

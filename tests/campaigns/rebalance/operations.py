@@ -1,4 +1,4 @@
-"""What an operator does, step by step, under the load of clients that must notice nothing: the five scenarios of docs/rebalance.md."""
+"""What an operator does, step by step, under the load of clients that must notice nothing: the scenarios of docs/guides/rebalance.md."""
 
 from __future__ import annotations
 

@@ -111,6 +111,6 @@ def test_each_sabotage_has_a_point_at_which_it_is_found() -> None:
 
 
 def test_the_page_tells_of_every_point_and_every_scenario(repository: Path) -> None:
-    page = (repository / "docs" / "spark-campaign.md").read_text()
+    page = (repository / "docs" / "project" / "spark-campaign.md").read_text()
     told = re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE)
     assert set(told) == {*Campaign.scenarios(), *(point.name for point in POINTS)}

@@ -1,6 +1,6 @@
 """Cloud Spanner change stream as a ChangeStream. **Tested only against a fake of its API**, in `tests/capture/spanner_fake.py`.
 
-Requires a `ChangeReader`, which runs the queries; `docs/capture.md` shows one with the real client. None is shipped.
+Requires a `ChangeReader`, which runs the queries; `docs/guides/capture.md` shows one with the real client. None is shipped.
 
 * **Positions** are commit timestamps: everything up to one has been read. A batch has whole timestamps, so it exceeds its limit only where
   one timestamp has more. A position that the service can no longer read from is an UnknownPositionError.

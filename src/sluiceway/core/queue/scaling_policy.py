@@ -13,7 +13,7 @@ REQUESTS = 1_500
 """Small requests per second of processor time of one instance, as measured."""
 ITEMS = 2_500_000
 """Items of 100 B per second of processor time, as measured: a call with 1,000 takes about 0.65 ms, and 0.4 µs for each
-(docs/performance.md).
+(docs/explanation/performance.md).
 
 These weigh requests against items, and one queue's work against another's. The actual capacity of an instance is measured at run time.
 """

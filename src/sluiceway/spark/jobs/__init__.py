@@ -1,4 +1,4 @@
-"""Complete jobs around a queue, restartable after a crash: see `docs/jobs.md`."""
+"""Complete jobs around a queue, restartable after a crash: see `docs/guides/jobs.md`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _GLANCE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A queue of a server. `api_key` and `ca_file` are the options `apiKey` and `caFile` of `docs/spark.md`."""
+    """A queue of a server. `api_key` and `ca_file` are the options `apiKey` and `caFile` of `docs/reference/spark.md`."""
 
     url: str
     queue: str
