@@ -14,10 +14,10 @@ class CallError(SluicewayError):
     """A call that was *refused* or whose outcome is *unknown*.
 
     `code` is one of the server's stable codes (`docs/reference/errors.md`); a newer server may send others. `retryable` is the server's
-    word on whether a repeat can succeed. `field` is the invalid field of the request. `request_id` finds the call in the server's log. The
-    client itself raises `unavailable` if it could not reach the server (nothing was sent), and `outcome_unknown` if the connection broke
-    or timed out after sending. With `stale_ids`, `ignored` lists the ignored ids (the first 1,000); the others were settled. `retry_after` is
-    the number of milliseconds that the server asks to wait before a repeat, if it does.
+    word on whether a repeat can succeed. `field` is the invalid field of the request. `request_id` finds the call in the server's log.
+    The client itself raises `unavailable` if it could not reach the server (nothing was sent), and `outcome_unknown` if the connection
+    broke or timed out after sending. With `stale_ids`, `ignored` lists the ignored ids (the first 1,000); the others were settled.
+    `retry_after` is the number of milliseconds that the server asks to wait before a repeat, if it does.
     """
 
     def __init__(
