@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow e2e explore lint audit bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test test-slow e2e explore lint audit docs docs-serve bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,6 +13,8 @@ UV := .tools/bin/uv
 STAMP := .venv/.synced
 # The same with the clients of the peers that `make bench` knows.
 BENCH_STAMP := .venv/.synced-bench
+# What builds the site has an environment of its own.
+DOCS_STAMP := .tools/docs/.synced
 SYNC = UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETRIES=10 UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.venv \
 	$(UV) sync --locked --all-extras --python .tools/bin/python
 # What the dashboard has from others; the directory is not in the repository.
@@ -105,6 +107,16 @@ audit: $(UV) ## Known vulnerabilities of the locked dependencies, and what there
 	@$(LOCKED) --output-file dist/requirements.txt
 	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.tools/audit $(UV) sync --locked --only-group audit --quiet --python .tools/bin/python
 	@.tools/audit/bin/pip-audit --strict --requirement dist/requirements.txt --require-hashes --disable-pip $(ARGS)
+
+$(DOCS_STAMP): pyproject.toml uv.lock | $(UV)
+	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --locked --only-group docs --quiet --python .tools/bin/python
+	@touch $@
+
+docs: setup $(DOCS_STAMP) ## The documentation as a site, in build/site; a broken link or anchor is an error
+	@$(BIN)/python tools/docs_site.py .tools/docs/bin/zensical
+
+docs-serve: setup $(DOCS_STAMP) ## The same at http://localhost:8000; run it again after a change
+	@$(BIN)/python tools/docs_site.py .tools/docs/bin/zensical serve
 
 explore: setup ## The property tests on examples that no run has seen
 	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "not slow" $$(grep -rlE '^(from|import) hypothesis' tests --include='test_*.py') $(ARGS)
