@@ -47,7 +47,7 @@ def test_the_steps_are_those_of_the_machine(page: str) -> None:
 
 def commands(page: str) -> list[list[str]]:
     """The commands that it shows, in blocks and in passing."""
-    in_blocks = [line.partition(" #")[0] for line in page.splitlines() if line.startswith("    sluiceway ")]
+    in_blocks = [line.partition(" #")[0] for line in page.splitlines() if line.startswith("sluiceway ")]
     in_passing = re.findall(r"`(sluiceway [^`]+)`", page)
     return [shlex.split(each)[1:] for each in (*in_blocks, *in_passing)]
 
