@@ -23,7 +23,7 @@ import docs_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
-PAGES = BUILD / "docs"
+SETTINGS = ROOT / "docs" / "site.toml"
 ICON = ROOT / "src" / "sluiceway" / "server" / "ui" / "assets" / "icon.svg"
 FILES = "files"
 """Folder of the site with the repository's files to which pages link."""
@@ -40,28 +40,29 @@ _SECTIONS = {
 
 
 class Site:
-    """The pages in build/docs, by their path there."""
+    """The pages in `docs` of a folder, by their path there, and Zensical's configuration beside them."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.settings = settings
+    def __init__(self, folder: Path) -> None:
+        self.settings: dict[str, Any] = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))
+        self.folder, self.pages = folder, folder / "docs"
         documents = {path: path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
-        self._places = documents | {ROOT / path: Path(page) for path, page in settings["pages"].items()}
+        self._places = documents | {ROOT / path: Path(page) for path, page in self.settings["pages"].items()}
         self.titles: dict[str, str] = {}
         self.summaries: dict[str, str] = {}
         self._files: set[Path] = set()
 
     def assemble(self) -> None:
-        shutil.rmtree(PAGES, ignore_errors=True)
+        shutil.rmtree(self.pages, ignore_errors=True)
         for path, place in self._places.items():
             self._add(str(place), self._with_links(path.read_text(encoding="utf-8"), path, place))
         for name, text in docs_reference.render().items():
             self._add(f"reference/{name}", text)
-        shutil.copytree(ROOT / "docs" / "images", PAGES / "images")
-        shutil.copy(ICON, PAGES / "images")
-        shutil.copy(ROOT / "docs" / "site.css", PAGES)
-        shutil.copy(docs_reference.OPENAPI, PAGES / "reference")
+        shutil.copytree(ROOT / "docs" / "images", self.pages / "images")
+        shutil.copy(ICON, self.pages / "images")
+        shutil.copy(ROOT / "docs" / "site.css", self.pages)
+        shutil.copy(docs_reference.OPENAPI, self.pages / "reference")
         for path in self._files:
-            target = PAGES / FILES / path.relative_to(ROOT)
+            target = self.pages / FILES / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
         nav = self._nav()
@@ -71,7 +72,7 @@ class Site:
         self._configure(nav)
 
     def _add(self, name: str, text: str) -> None:
-        path = PAGES / name
+        path = self.pages / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         title = re.search(r"^# (.+)$", text, re.MULTILINE)
@@ -144,12 +145,12 @@ class Site:
         """Write Zensical's configuration. JSON's strings, numbers and lists are TOML's, but not its objects."""
         project = {
             **self.settings["project"],
-            "docs_dir": str(PAGES.relative_to(BUILD)),
+            "docs_dir": str(self.pages.relative_to(self.folder)),
             "site_dir": "site",
             "nav": [{title: below} for title, below in self._titled(nav).items()],
         }
         project["plugins"]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT / "src")]
-        (BUILD / "zensical.toml").write_text(f"project = {_toml(project)}\n", encoding="utf-8")
+        (self.folder / "zensical.toml").write_text(f"project = {_toml(project)}\n", encoding="utf-8")
 
     def _titled(self, entries: Any) -> Any:
         if isinstance(entries, dict):
@@ -201,7 +202,7 @@ def _toml(value: Any) -> str:
 
 def main() -> int:
     zensical, *command = sys.argv[1:]
-    Site(tomllib.loads((ROOT / "docs" / "site.toml").read_text(encoding="utf-8"))).assemble()
+    Site(BUILD).assemble()
     flags = command or ["build", "--clean", "--strict"]
     shutil.rmtree(BUILD / "site", ignore_errors=True)
     return subprocess.run([zensical, *flags, "--config-file", str(BUILD / "zensical.toml")], check=False).returncode

@@ -17,7 +17,7 @@ _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|/")
 def documents(repository: Path) -> list[Path]:
     found = [
         *repository.glob("*.md"),
-        *(path for folder in ("docs", "conformance", "examples", "tests/data") for path in (repository / folder).rglob("*.md")),
+        *(path for folder in ("docs", "client", "conformance", "examples", "tests/data") for path in (repository / folder).rglob("*.md")),
     ]
     return sorted(found)
 
