@@ -17,7 +17,7 @@ An error is an `application/problem+json` document. A `code` never changes its m
 safe and may succeed; after `outcome_unknown`, repeat a produce with the same idempotency key. `type` links to the code on the server's own
 page, `/docs/errors`. The Python client raises the same codes as `CallError`.
 
-`tools/docs_errors.py` generates this page and the linked ones from `src/sluiceway/kernel/errors.py`. Edit that table.
+<!-- tools/docs_errors.py generates this page and the linked ones from src/sluiceway/kernel/errors.py. Edit that table. -->
 
 | code | status | retryable | meaning |
 | --- | --- | --- | --- |

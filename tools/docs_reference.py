@@ -7,17 +7,21 @@ never out of date, and are not in the repository.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import importlib.util
 import inspect
 import json
 import re
 import sys
 import tempfile
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
+import msgspec
 from prometheus_client.metrics_core import Metric
 
 from sluiceway.cli.main import cli
@@ -247,21 +251,52 @@ def _families(families: Iterable[Metric]) -> str:
 
 
 def _module(name: str) -> str:
-    """The directives from which mkdocstrings makes a page: what can be called first, then the types of answers."""
+    """The directives from which mkdocstrings makes a page: what can be called first, then the types that only hold values."""
     module = importlib.import_module(f"sluiceway.{name}")
-    names = [each for each in module.__all__ if not each.isupper()]
+    things = {each: getattr(module, each) for each in module.__all__ if not each.isupper()}
     done, _, rest = (module.__doc__ or "").partition("\n")
     parts = [_linked(f"# sluiceway.{name}\n\n{done}\n{inspect.cleandoc(rest)}\n")]
-    parts += [
-        f"::: sluiceway.{name}.{each}\n"
-        for each in sorted(names, key=lambda each: (_is_data(getattr(module, each)), each.startswith("Async"), each))
-    ]
+    for each, thing in sorted(things.items(), key=lambda item: (_is_data(item[1]), item[0].startswith("Async"), item[0])):
+        # A module of the same name would be taken in its place.
+        place = f"sluiceway.{name}.{each}" if not _is_module(f"{module.__name__}.{each}") else f"{thing.__module__}.{each}"
+        table = _values(thing) if _is_data(thing) else ""
+        undescribed = "    options:\n      show_if_no_docstring: true\n" if _is_data(thing) and not table else ""
+        parts.append(f"::: {place}\n{undescribed}\n{table}")
     return "\n".join(parts)
+
+
+def _is_module(name: str) -> bool:
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.util.find_spec(name) is not None
+    return False
 
 
 def _is_data(thing: object) -> bool:
     """True for a type that only holds values, such as an answer."""
-    return isinstance(thing, type) and (hasattr(thing, "__struct_fields__") or hasattr(thing, "__dataclass_fields__"))
+    return isinstance(thing, type) and any(hasattr(thing, name) for name in ("__struct_fields__", "__dataclass_fields__", "_fields"))
+
+
+def _values(kind: Any) -> str:
+    """A table of the fields of an answer, or of another type that describes them where it declares them, not in docstrings."""
+    rows = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        metas = getattr(hint, "__metadata__", ())
+        meaning = "".join(meta.description for meta in metas if isinstance(meta, msgspec.Meta) and meta.description)
+        rows.append((f"`{name}`", f"`{_hint(hint)}`", _cell(_linked(meaning))))
+    described = kind.__module__.startswith("sluiceway.contract.") or any(row[2] for row in rows)
+    return _table(("field", "type", "meaning"), rows) if described else ""
+
+
+def _hint(hint: Any) -> str:
+    """A type as it is written, without what is said of it and without modules."""
+    if get_origin(hint) is Annotated:
+        return _hint(get_args(hint)[0])
+    if (arguments := get_args(hint)) and get_origin(hint) is not Literal:
+        names = [_hint(each) for each in arguments]
+        if get_origin(hint) in (Union, types.UnionType):
+            return " \\| ".join(names)
+        return f"{_hint(get_origin(hint))}[{', '.join(names)}]"
+    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint).replace("typing.", "")) if not arguments else str(hint)
 
 
 def write(folder: Path) -> None:

@@ -56,7 +56,7 @@ class Site:
         for path, place in self._places.items():
             self._add(str(place), self._with_links(path.read_text(encoding="utf-8"), path, place))
         for name, text in docs_reference.render().items():
-            self._add(f"reference/{name}", text)
+            self._add(f"reference/{name}", _outside_code(text, _for_markdown))
         shutil.copytree(ROOT / "docs" / "images", self.pages / "images")
         shutil.copy(ICON, self.pages / "images")
         shutil.copy(ROOT / "docs" / "site.css", self.pages)
@@ -67,7 +67,7 @@ class Site:
             shutil.copy(path, target)
         nav = self._nav()
         for folder, (title, purpose) in _SECTIONS.items():
-            self._add(f"{folder}/index.md", "\n".join([f"# {title}\n\n{purpose}\n", *self._index(nav[title], folder, 0)]))
+            self._add(f"{folder}/index.md", "\n".join([f"# {title}\n\n{purpose}\n", *self._index(nav[title], folder)]))
             nav[title] = [f"{folder}/index.md", *nav[title]]
         self._configure(nav)
 
@@ -125,17 +125,17 @@ class Site:
         assert not missing, f"in no section of docs/site.toml: {', '.join(sorted(missing))}"
         return nav
 
-    def _index(self, entries: Iterable[Any], folder: str, level: int) -> list[str]:
+    def _index(self, entries: Iterable[Any], folder: str) -> list[str]:
         """Lines of a section's index: each page and what it is for, each subsection with its pages."""
         lines: list[str] = []
         for entry in entries:
             ((title, below),) = entry.items() if isinstance(entry, dict) else ((None, entry),)
             if isinstance(below, list) and len(below) > 8:
-                # Only the first of so many.
-                rest = len(below) - 1
-                lines += ["", f"## {title}", "", *self._index(below[:1], folder, level + 1), f"* and {rest} more pages"]
+                # The first leads to the others, which are too many for a line each.
+                rest = [f"[{self.titles[name]}]({os.path.relpath(name, folder)})" for name in _leaves(below[1:])]
+                lines += ["", f"## {title}", "", *self._index(below[:1], folder), "", " · ".join(rest)]
             elif isinstance(below, list):
-                lines += ["", f"## {title}", "", *self._index(below, folder, level + 1)]
+                lines += ["", f"## {title}", "", *self._index(below, folder)]
             else:
                 summary = self.summaries[below]
                 lines.append(f"* [{title or self.titles[below]}]({os.path.relpath(below, folder)}){f': {summary}' if summary else ''}")

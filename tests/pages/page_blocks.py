@@ -3,7 +3,7 @@
 A comment right before a block says how it is run:
 
     <!-- not run: REASON -->                it is not
-    <!-- run: in the background -->         it goes on while the later blocks run, and is ended after the last
+    <!-- run: in the background -->         it goes on until the last block, or until the same is started again
     <!-- run: until it prints this -->      again and again, until it prints the block of text after it
 
 What a page takes for granted, such as a queue or a function of the reader's, is in a comment of its own, which runs in its place:

@@ -39,7 +39,7 @@ class Reader:
         self._url = url
         self._names: dict[str, Any] = {}
         self._loop = asyncio.new_event_loop()
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
         self._seen = ""
 
     def read(self, page: Path) -> list[str]:
@@ -55,18 +55,23 @@ class Reader:
         return printed
 
     def close(self) -> None:
-        for process in self._started:
-            process.terminate()
-        for process in self._started:
-            process.wait(PATIENCE)
+        for code in list(self._started):
+            self._stop(code)
         self._loop.close()
+
+    def _stop(self, code: str) -> None:
+        """End the command that runs in the background, if it does: a page that starts it again has stopped it."""
+        if process := self._started.pop(code, None):
+            process.terminate()
+            process.wait(PATIENCE)
 
     def _run(self, block: Block, page: Path) -> str:
         if file := FILE.match(block.code):
             Path(file[1]).write_text(block.code.replace(USUAL, self._url), encoding="utf-8")
             return ""
         if block.mode == "in the background":
-            self._started.append(subprocess.Popen(["sh", "-c", f"exec {block.code}"], env=self._environment()))
+            self._stop(block.code)
+            self._started[block.code] = subprocess.Popen(["sh", "-c", f"exec {block.code}"], env=self._environment())
             return ""
         deadline = time.monotonic() + PATIENCE
         while True:

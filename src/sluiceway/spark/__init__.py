@@ -1,4 +1,4 @@
-"""Floor 8: the data pipeline on Spark. A stream source, a batch and stream sink, outcomes by column, a local session, a listener."""
+"""The data pipeline on Spark: a stream source, a batch and stream sink, outcomes by column, a local session, a listener."""
 
 from __future__ import annotations
 
