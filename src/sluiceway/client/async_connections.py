@@ -55,6 +55,8 @@ class AsyncConnection(asyncio.Protocol):
         return self._parser.answer()
 
     def _send(self, request: Request) -> None:
+        if self._transport.is_closing():
+            raise NoAnswerError("the connection was closed")
         self._parser.begin()
         self._patience = request.patience
         if len(request.body) < CHUNK:
