@@ -191,6 +191,7 @@ def test_rows_go_out_and_come_in_as_arrow(face: Face) -> None:
     assert leased.ids().to_pylist() == ["k7f3q2ma.1.98", "k7f3q2ma.1.100"]
     assert (leased.lease_ids, len(leased), leased.lease_deadline.hour) == (["k7f3q2ma.1.L4"], 2, 8)
     assert leased.table["payload"].to_pylist() == [b"a", b"b"]
+    assert pa.table(leased).column("offset").to_pylist() == [98, 100]
 
     for body in (b"not arrow", sink.getvalue().to_pybytes()[:-200]):
         handler, _ = scripted(httpx.Response(200, content=body))

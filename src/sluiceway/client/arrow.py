@@ -32,7 +32,8 @@ class _Head(msgspec.Struct):
 class BrowsedTable:
     """A page of a partition's items at one moment.
 
-    `table` has the columns of `docs/reference/api.md`. `cursor`: the next page's; None: the last.
+    `table` has the columns of `docs/reference/api.md`. `cursor`: the next page's; None: the last. What reads Arrow takes the page as it is:
+    `polars.DataFrame(page)`, `pyarrow.table(page)`.
     """
 
     queue_name: str
@@ -44,12 +45,17 @@ class BrowsedTable:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export the table by Arrow's C stream interface."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
 
 @dataclass(frozen=True, slots=True)
 class LeasedTable:
     """The answer of a lease call.
 
-    `table` has the columns that `docs/reference/api.md` lists for Arrow. It is empty if no items were leased.
+    `table` has the columns that `docs/reference/api.md` lists for Arrow. It is empty if no items were leased. What reads Arrow takes the
+    answer as it is: `polars.DataFrame(leased)`, `pyarrow.table(leased)`.
     """
 
     queue_name: str
@@ -74,6 +80,10 @@ class LeasedTable:
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export the table by Arrow's C stream interface."""
+        return self.table.__arrow_c_stream__(requested_schema)
 
 
 def write_stream(rows: object) -> bytes:
