@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow e2e explore lint audit docs docs-serve bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test test-slow e2e explore lint image test-image test-chart audit docs docs-serve bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -98,6 +98,20 @@ lint: setup ## Style, types and the floors
 	@$(BIN)/ruff format --check $(LINTED)
 	@$(BIN)/python -m mypy
 	@$(BIN)/lint-imports --no-logo
+
+image: setup ## Build the container image, with podman or docker (ARGS='--base packages': on a base of Debian's packages, as root)
+	@$(BIN)/python tools/image.py build $(ARGS)
+
+# podman needs no daemon. mmdebstrap makes the base image, as registries of images may be out of reach.
+test-image: setup ## Build the container image and run it: first hour, TLS, read-only root, stop, the chart's pods (as root)
+	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		for name in podman buildah runc mmdebstrap; do command -v $$name >/dev/null || missing="$$missing $$name"; done; \
+		[ -z "$$missing" ] || { apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; }; \
+	fi
+	@$(BIN)/python tools/image_tour.py $(ARGS)
+
+test-chart: setup ## Lint, render and validate the Helm chart (builds Helm with Go if there is none)
+	@$(BIN)/python tools/chart.py
 
 # Not a part of `make test`, as it needs the network: it asks the package index about each version that the lock file names, and fails if it
 # gets no answer about one.

@@ -13,15 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+import sluiceway
+from sluiceway.client.http_exchange import DEFAULT_URL
 from sluiceway.instance.configuration import load
 from sluiceway.instance.problem_watch import ProblemWatch
 from sluiceway.instance.service import Service
+from sluiceway.local.backend import OPEN_TIMEOUT
+from sluiceway.model.configuration import ServerSettings
 from sluiceway.model.problems import Problem, Problems
 from sluiceway.server.app import Fittings
 from sluiceway.server.metrics import Metrics
+from sluiceway.worker import Options
+from tests.server.server_process import wait_until
 from tests.server.server_running import running
 
 NAME = re.compile(r"\b(?:sluiceway|process)_[a-z_]+\b")
@@ -185,10 +192,124 @@ def vars_of(settings: Any) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
 
-def test_what_the_container_copies_is_there_and_what_was_not_run_says_so(deploy: Path) -> None:
+def test_what_the_image_is_made_of_is_there(deploy: Path) -> None:
     container = (deploy / "container/Containerfile").read_text()
-    for line in re.findall(r"^COPY (?!--from)(.+) \S+$", container, re.MULTILINE):
-        for source in line.split():
-            assert (deploy.parent / source).exists(), source
-    for name in ("container/Containerfile", "container/compose.yaml"):
-        assert (deploy / name).read_text().startswith("# NOT RUN")
+    copied = set(" ".join(re.findall(r"^COPY (?!--from)(.+) \S+$", container, re.MULTILINE)).split())
+    assert copied == {"wheels", "requirements.txt", "healthcheck.py"}, "tools/image.py makes these"
+    assert (deploy / "container/healthcheck.py").exists()
+    assert re.search(r"^USER (\d+):\d+$", container, re.MULTILINE), "a number: Kubernetes must see that it is not root"
+    assert (deploy / "container/compose.yaml").read_text().splitlines()[0].count("NOT RUN as a whole") == 1
+
+
+def test_the_image_and_its_healthcheck_agree(deploy: Path) -> None:
+    container = (deploy / "container/Containerfile").read_text()
+    line = re.search(r"^ENTRYPOINT (\[.*\])$", container, re.MULTILINE)
+    assert line is not None
+    command = json.loads(line[1])
+    assert command[:2] == ["sluiceway", "serve"]
+    written = command[command.index("--url-file") + 1]
+    assert f'Path("{written}")' in (deploy / "container/healthcheck.py").read_text()
+    assert written.startswith(f"{command[command.index('--data') + 1]}/")
+    assert f"VOLUME {command[command.index('--data') + 1]}\n" in container
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_healthcheck_follows_the_server(deploy: Path, tmp_path: Path, tls: bool) -> None:
+    script = (deploy / "container/healthcheck.py").read_text().replace("/data/url", str(tmp_path / "url"))
+    check = [sys.executable, "-I", "-c", script]
+    arguments = ["--data", tmp_path / "data", "--listen", "127.0.0.1:0", "--url-file", tmp_path / "url"]
+    if tls:
+        certificate = trustme.CA().issue_cert("elsewhere.example")
+        certificate.private_key_pem.write_to_path(tmp_path / "key")
+        certificate.cert_chain_pems[0].write_to_path(tmp_path / "certificate")
+        arguments += ["--tls-certificate", tmp_path / "certificate", "--tls-key", tmp_path / "key"]
+    assert subprocess.run(check, capture_output=True, check=False).returncode != 0, "not yet started"
+    server = subprocess.Popen([sys.executable, "-m", "sluiceway.cli.main", "serve", *arguments], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: (tmp_path / "url").exists() or server.poll() is not None, "the server's URL")
+        assert (tmp_path / "url").read_text().startswith("https:" if tls else "http:")
+        done = subprocess.run(check, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    finally:
+        server.terminate()
+        server.wait()
+    assert subprocess.run(check, capture_output=True, check=False).returncode != 0, "stopped"
+
+
+@pytest.fixture(scope="module")
+def chart(deploy: Path) -> Path:
+    return deploy / "helm/sluiceway"
+
+
+@pytest.fixture(scope="module")
+def values(chart: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((chart / "values.yaml").read_text())
+    return found
+
+
+def test_the_chart_is_of_this_release(chart: Path) -> None:
+    described = yaml.safe_load((chart / "Chart.yaml").read_text())
+    assert described["appVersion"] == described["version"] == sluiceway.__version__
+
+
+def test_the_charts_schema_has_every_value(chart: Path, values: dict[str, Any]) -> None:
+    def compare(given: Any, schema: dict[str, Any], path: str) -> None:
+        if schema.get("additionalProperties") is False:
+            assert given.keys() == schema["properties"].keys() - {"global"}, path
+            for name, value in given.items():
+                compare(value, schema["properties"][name], f"{path}.{name}")
+
+    schema = json.loads((chart / "values.schema.json").read_text())
+    compare(values, schema, "values")
+    properties = schema["properties"]
+    assert properties["workers"]["additionalProperties"] == properties["workerDefaults"], "a worker has the defaults' settings"
+
+
+def test_every_value_that_the_chart_uses_exists_and_is_used(chart: Path, values: dict[str, Any]) -> None:
+    text = "".join(path.read_text() for path in (chart / "templates").iterdir())
+    used = {name.split(".")[0] for name in re.findall(r"\.Values\.([\w.]+)", text)}
+    assert used == values.keys()
+    used = {name.split(".")[0] for name in re.findall(r"\$worker\.([\w.]+)", text)}
+    assert used == values["workerDefaults"].keys()
+
+
+def test_ci_values_are_ones_that_the_chart_has(chart: Path, values: dict[str, Any]) -> None:
+    examples = sorted((chart / "ci").glob("*.yaml"))
+    assert len(examples) >= 3
+    for path in examples:
+        given = yaml.safe_load(path.read_text())
+        assert given.keys() <= values.keys(), path.name
+        for worker in given.get("workers", {}).values():
+            assert worker.keys() <= values["workerDefaults"].keys(), path.name
+
+
+def test_grace_periods_are_longer_than_what_they_are_for(deploy: Path, chart: Path, values: dict[str, Any]) -> None:
+    server = (chart / "templates/statefulset.yaml").read_text()
+    before = re.search(r'preStop: \{exec: \{command: \[sleep, "(\d+)"\]\}\}', server)
+    assert before is not None
+    slowest = ServerSettings().shutdown_timeout / 1000 + OPEN_TIMEOUT / 1000
+    assert values["terminationGracePeriodSeconds"] > int(before[1]) + slowest
+    compose = yaml.safe_load((deploy / "container/compose.yaml").read_text())["services"]["sluiceway"]
+    assert int(compose["stop_grace_period"].removesuffix("s")) > slowest
+    assert f"{values['workerDefaults']['shutdownTimeout']}s" == Options(queue_name="emails").shutdown_timeout
+    assert "terminationGracePeriodSeconds: {{ add $worker.shutdownTimeout 15 }}" in (chart / "templates/workers.yaml").read_text()
+
+
+def test_probes_and_ports_are_ones_that_exist(chart: Path, tmp_path: Path) -> None:
+    server, workers = ((chart / f"templates/{name}.yaml").read_text() for name in ("statefulset", "workers"))
+    with running(tmp_path) as started:
+        for path in set(re.findall(r"httpGet: \{path: (/\w+)", server)):
+            assert started.http.get(path).status_code == 200, path
+    assert set(re.findall(r"httpGet: \{path: (/\w+)", server)) == {"/livez", "/readyz"}
+    assert set(re.findall(r"httpGet: \{path: (/\w+)", workers)) == {"/healthz", "/readyz"}
+    ports = set(re.findall(r"\b2\d{3}\b", "".join(path.read_text() for path in (chart / "templates").glob("s*.yaml"))))
+    assert ports == {DEFAULT_URL.rpartition(":")[2]}
+
+
+def test_the_charts_commands_are_ones_that_the_program_takes(chart: Path) -> None:
+    for name, command in (("statefulset", "serve"), ("workers", "work")):
+        text = (chart / f"templates/{name}.yaml").read_text()
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+(?=[=, \n])", re.sub(r"#.*", "", text)))
+        shown = subprocess.run([sys.executable, "-m", "sluiceway.cli.main", command, "--help"], capture_output=True, text=True, check=True)
+        assert len(options) > 1
+        assert [option for option in options if option not in shown.stdout] == []
