@@ -70,6 +70,9 @@ class Container:
     def state(self, field: str) -> str:
         return engine("inspect", "--format", f"{{{{.State.{field}}}}}", self.name).stdout.strip()
 
+    def remove(self) -> None:
+        engine("rm", "--force", "--time", "1", self.name)
+
     def stop(self) -> float:
         """Stop the container with the image's signal, see that it exits with 0, and return the seconds that it took."""
         began = time.monotonic()
@@ -100,7 +103,7 @@ def started(*options: str, network: str = "none") -> Iterator[Container]:
         wait("healthy", container.is_healthy, container)
         yield container
     finally:
-        engine("rm", "--force", "--time", "1", container.name)
+        container.remove()
 
 
 def check_image() -> None:
@@ -189,7 +192,7 @@ def check_worker(server: Container, work: Path, url: str) -> None:
         wait("an item handled", lambda: "greeted three" in worker.logs(), worker)
         worker.stop()
     finally:
-        engine("rm", "--force", "--time", "1", worker.name)
+        worker.remove()
 
 
 def check_tls(work: Path) -> None:
@@ -223,42 +226,25 @@ def check_workers(_: Path) -> None:
 
 
 def check_chart(work: Path) -> None:
-    """One server of the chart with TLS, its worker, and what KEDA reads. Volumes are as `fsGroup` makes them."""
-    if not chart.has_helm():
-        print("  SKIPPED: Helm is not here; make test-chart brings it")
-        return
+    """One server of the chart with TLS, its worker, and what KEDA reads."""
     documents = chart.rendered(chart.CHART / "ci/scaled.yaml", chart.VERSIONS[-1])
-    host, admin = "q-sluiceway.prod.svc", "5ecre7" * 8
-    for name in ("data", "tls", "secrets", "config", "app"):
-        (work / name).mkdir()
-    issue(work / "tls", host)
-    (work / "secrets/admin-key").write_text(admin + "\n")
-    (work / "config/sluiceway.toml").write_text(chart.named(documents, "ConfigMap")["q-sluiceway"]["data"]["sluiceway.toml"])
+    prepare(work, documents, f"127.0.0.1 localhost {HOST}\n")
+    (work / "app").mkdir()
     (work / "app/tasks.py").write_text(HANDLER.replace("greet", "send_email", 1))
-    os.chown(work / "data", 0, 10001)
-    (work / "data").chmod(0o2775)
     templates = dict(chart.pods(documents))
-    # In place of the cluster's DNS.
-    (work / "hosts").write_text(f"127.0.0.1 localhost {host}\n")
-    named = ["--volume", f"{work / 'hosts'}:/etc/hosts:ro"]
-    server = Container(*pod(templates["q-sluiceway"], work), *named, "--network", "none", arguments=args(templates["q-sluiceway"]))
-    server.key = admin
+    server = Container(*pod(templates["q-sluiceway"], work), "--network", "none", arguments=args(templates["q-sluiceway"]))
     try:
         wait("the server's readiness probe", lambda: probe(server, templates["q-sluiceway"], "readinessProbe"), server)
         assert probe(server, templates["q-sluiceway"], "livenessProbe")
-        reach = ["--url", f"https://{host}:2319", "--ca-file", "/run/secrets/tls/ca.crt"]
-        scopes = [word for each in ("manage:*", "produce:*", "consume:*", "read:*") for word in ("--scope", each)]
-        server.key = server.run("sluiceway", "key", "create", "ops", *scopes, *reach).strip()
-        server.run("sluiceway", "queue", "create", "emails", *reach)
-        server.run("sluiceway", "produce", "emails", "one", *reach)
-        metrics = server.run("python", "-c", METRICS.format(f"https://{host}:2319/metrics", server.key))
+        keys = first_keys(server, HOST)
+        server.key = keys["operator"]
+        server.run("sluiceway", "queue", "create", "emails", *reach(HOST))
+        server.run("sluiceway", "produce", "emails", "one", *reach(HOST))
+        metrics = server.run("python", "-c", METRICS.format(f"https://{HOST}:2319/metrics", server.key))
         for trigger in chart.named(documents, "ScaledObject")["q-sluiceway-emails"]["spec"]["triggers"]:
             assert trigger["metadata"]["valueLocation"] + " " in metrics, "KEDA reads it"
-        template, operator = templates["q-sluiceway-emails"], server.key
-        server.key = admin
-        consumer = server.run("sluiceway", "key", "create", "emails", "--scope", "consume:emails", *reach).strip()
-        server.key = operator
-        more = [*named, "--network", f"container:{server.name}", "--env", f"SLUICEWAY_API_KEY={consumer}"]
+        template = templates["q-sluiceway-emails"]
+        more = ["--network", f"container:{server.name}", "--env", f"SLUICEWAY_API_KEY={keys['consumer']}"]
         mount = ["--volume", f"{work / 'app'}:/app:ro", "--workdir", "/app"]
         worker = Container(*pod(template, work), *more, *mount, arguments=args(template))
         try:
@@ -267,22 +253,108 @@ def check_chart(work: Path) -> None:
             assert probe(worker, template, "livenessProbe")
             worker.stop()
         finally:
-            engine("rm", "--force", "--time", "1", worker.name)
+            worker.remove()
         server.stop()
     finally:
-        engine("rm", "--force", "--time", "1", server.name)
+        server.remove()
 
 
-def pod(template: chart.Document, work: Path) -> list[str]:
-    """The options that make a container of the pod's: its user, environment and mounts."""
+def check_cluster(work: Path) -> None:
+    """Three instances of the chart with TLS, on a real PostgreSQL, one of which is stopped. They share a network, so each has an address of
+    its own on loopback; their names and ports are those of the chart."""
+    sys.path.insert(0, str(image.ROOT))
+    from tests.servers.postgres_server import PostgresServer
+
+    documents = chart.rendered(chart.CHART / "ci/full.yaml", chart.VERSIONS[-1])
+    names = {f"q-sluiceway-{number}": f"127.0.0.{number + 2}" for number in range(3)}
+    lines = [f"{address} {name}.q-sluiceway-peers.prod.svc {HOST}\n" for name, address in names.items()]
+    prepare(work, documents, "".join(["127.0.0.1 localhost\n", *lines]))
+    template = dict(chart.pods(documents))["q-sluiceway"]
+    (work / "pg").mkdir()
+    (work / "pg").chmod(0o777)
+    with PostgresServer(settings={"unix_socket_directories": str(work / "pg")}) as postgres, contextlib.ExitStack() as stack:
+        told = dict(each.split("=", 1) for each in postgres.dsn().split())
+        url = f"postgresql://sluiceway:{told['password']}@/sluiceway?host=/pg&port={postgres.port}"
+        for secret in ("meta-url", "partitions-url"):
+            (work / "secrets" / secret).write_text(url)
+        instances: dict[str, Container] = {}
+        for name, address in names.items():
+            network = f"container:{next(iter(instances.values())).name}" if instances else "none"
+            (work / name).mkdir()
+            (work / name).chmod(0o777)
+            advertise = f"SLUICEWAY_CLUSTER__ADVERTISE=https://{name}.q-sluiceway-peers.prod.svc:2319"
+            listen = f"SLUICEWAY_SERVER__LISTEN={address}:2319"
+            own = ["--env", advertise, "--env", listen, "--volume", f"{work / 'pg'}:/pg", "--network", network]
+            instances[name] = Container(*pod(template, work, data=work / name), *own, arguments=args(template))
+            stack.callback(instances[name].remove)
+        for name, each in instances.items():
+            wait(f"{name}'s readiness", lambda: probe(each, template, "readinessProbe", names[name]), each)  # noqa: B023
+        first, second, third = instances.values()
+        hosts = [f"{name}.q-sluiceway-peers.prod.svc" for name in names]
+        first.key = second.key = third.key = first_keys(first, hosts[0])["operator"]
+        assert all(name in first.run("sluiceway", "instance", "list", *reach(hosts[0])) for name in names)
+        first.run("sluiceway", "queue", "create", "emails", "--partitions", "6", *reach(hosts[0]))
+        for number in range(6):
+            first.run("sluiceway", "produce", "emails", f"mail {number}", *reach(hosts[number % 3]))
+        second.stop()
+        mails: set[str] = set()
+
+        def lease() -> bool:
+            """Lease and complete what is there, through the third; true once all items came."""
+            lines = third.run("sluiceway", "lease", "emails", "-n", "10", "--wait", "1s", "--json", *reach(hosts[2])).splitlines()
+            if leased := [json.loads(line) for line in lines]:
+                third.run("sluiceway", "complete", "emails", *(each["id"] for each in leased), *reach(hosts[0]))
+            mails.update(each["utf8"] for each in leased)
+            return len(mails) == 6
+
+        wait("every item", lease, third)
+        wait("the first one's readiness", lambda: probe(first, template, "readinessProbe", names["q-sluiceway-0"]), first)
+        third.stop()
+        first.stop()
+
+
+HOST = "q-sluiceway.prod.svc"
+ADMIN = "5ecre7" * 8
+
+
+def prepare(work: Path, documents: list[chart.Document], hosts: str) -> None:
+    """Write what the pods mount: Secrets, the ConfigMap, and volumes as `fsGroup` makes them. `hosts`: in place of the cluster's DNS."""
+    for name in ("data", "tls", "secrets", "config"):
+        (work / name).mkdir()
+    issue(work / "tls", HOST, "*.q-sluiceway-peers.prod.svc")
+    (work / "secrets/admin-key").write_text(ADMIN + "\n")
+    (work / "config/sluiceway.toml").write_text(chart.named(documents, "ConfigMap")["q-sluiceway"]["data"]["sluiceway.toml"])
+    (work / "hosts").write_text(hosts)
+    os.chown(work / "data", 0, 10001)
+    (work / "data").chmod(0o2775)
+
+
+def reach(host: str) -> list[str]:
+    return ["--url", f"https://{host}:2319", "--ca-file", "/run/secrets/tls/ca.crt"]
+
+
+def first_keys(server: Container, host: str) -> dict[str, str]:
+    """Make an operator's and a consumer's key with the administrator's."""
+    server.key = ADMIN
+    scopes = {"operator": ["manage:*", "produce:*", "consume:*", "read:*"], "consumer": ["consume:emails"]}
+    return {
+        name: server.run("sluiceway", "key", "create", name, *(word for each in given for word in ("--scope", each)), *reach(host)).strip()
+        for name, given in scopes.items()
+    }
+
+
+def pod(template: chart.Document, work: Path, data: Path | None = None) -> list[str]:
+    """The options that make a container of the pod's: its user, environment and mounts. `data`: its own volume."""
     (container,) = template["spec"]["containers"]
     security = template["spec"]["securityContext"]
     options = ["--user", f"{security['runAsUser']}:{security['runAsGroup']}", "--no-healthcheck", "--entrypoint", container["command"][0]]
+    options += ["--volume", f"{work / 'hosts'}:/etc/hosts:ro"]
     for each in container["env"]:
         options += ["--env", f"{each['name']}={each['value']}"] if "value" in each else []
     for mount in container["volumeMounts"]:
         if mount["name"] != "tmp":
-            options += ["--volume", f"{work / mount['name']}:{mount['mountPath']}{':ro' if mount.get('readOnly') else ''}"]
+            source = data if data and mount["name"] == "data" else work / mount["name"]
+            options += ["--volume", f"{source}:{mount['mountPath']}{':ro' if mount.get('readOnly') else ''}"]
     return options
 
 
@@ -291,11 +363,11 @@ def args(template: chart.Document) -> tuple[str, ...]:
     return (*container["command"][1:], *container["args"])
 
 
-def probe(container: Container, template: chart.Document, which: str) -> bool:
-    """Ask as the kubelet does: by number of port, without a check of the certificate."""
+def probe(container: Container, template: chart.Document, which: str, address: str = "127.0.0.1") -> bool:
+    """Ask as the kubelet does: by address, without a check of the certificate."""
     (told,) = template["spec"]["containers"]
     asked = told[which]["httpGet"]
-    url = f"{asked.get('scheme', 'HTTP').lower()}://127.0.0.1:{told['ports'][0]['containerPort']}{asked['path']}"
+    url = f"{asked.get('scheme', 'HTTP').lower()}://{address}:{told['ports'][0]['containerPort']}{asked['path']}"
     return engine("exec", container.name, "python", "-c", PAGE.format(url), code=None).returncode == 0
 
 
@@ -314,7 +386,11 @@ def main() -> None:
     engine("volume", "rm", "--force", "sluiceway-tour")
     print("image", flush=True)
     check_image()
-    checks = {"plain": check_plain, "tls": check_tls, "processes": check_workers, "chart": check_chart}
+    checks = {"plain": check_plain, "tls": check_tls, "processes": check_workers}
+    if chart.has_helm():
+        checks |= {"chart": check_chart, "cluster": check_cluster}
+    else:
+        print("SKIPPED: the pods of the chart, as Helm is not here; make test-chart brings it", file=sys.stderr)
     chosen = {name: check for name, check in checks.items() if given.only in (None, name)}
     for name, check in chosen.items():
         print(name, flush=True)

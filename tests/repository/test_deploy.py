@@ -217,7 +217,7 @@ def test_the_image_and_its_healthcheck_agree(deploy: Path) -> None:
 def test_the_healthcheck_follows_the_server(deploy: Path, tmp_path: Path, tls: bool) -> None:
     script = (deploy / "container/healthcheck.py").read_text().replace("/data/url", str(tmp_path / "url"))
     check = [sys.executable, "-I", "-c", script]
-    arguments = ["--data", tmp_path / "data", "--listen", "127.0.0.1:0", "--url-file", tmp_path / "url"]
+    arguments: list[str | Path] = ["--data", tmp_path / "data", "--listen", "127.0.0.1:0", "--url-file", tmp_path / "url"]
     if tls:
         certificate = trustme.CA().issue_cert("elsewhere.example")
         certificate.private_key_pem.write_to_path(tmp_path / "key")
