@@ -35,7 +35,6 @@ REFUSED = {
     "cluster.enabled=true,cluster.postgres.existingSecret=x,processes=2": "processes is for one server",
     "workers.w.image=w:1,workers.w.queue=q": "workers.w.handler is not set",
     WORKER: "workers.w.autoscaling.apiKey.existingSecret",
-    f"processes=2,{WORKER}": "workers.w.autoscaling.prometheusAddress",
     "replicas=2": "additional properties 'replicas' not allowed",
     "workers.w.replica=2": "additional properties 'replica' not allowed",
 }

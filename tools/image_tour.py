@@ -240,9 +240,10 @@ def check_chart(work: Path) -> None:
         server.key = keys["operator"]
         server.run("sluiceway", "queue", "create", "emails", *reach(HOST))
         server.run("sluiceway", "produce", "emails", "one", *reach(HOST))
-        metrics = server.run("python", "-c", METRICS.format(f"https://{HOST}:2319/metrics", server.key))
-        for trigger in chart.named(documents, "ScaledObject")["q-sluiceway-emails"]["spec"]["triggers"]:
-            assert trigger["metadata"]["valueLocation"] + " " in metrics, "KEDA reads it"
+        (trigger,) = chart.named(documents, "ScaledObject")["q-sluiceway-emails"]["spec"]["triggers"]
+        page = trigger["metadata"]["url"].partition(":2319")[2]
+        depth = json.loads(server.run("python", "-c", METRICS.format(f"https://{HOST}:2319{page}", server.key)))
+        assert depth[trigger["metadata"]["valueLocation"]] == 1, "KEDA reads it"
         template = templates["q-sluiceway-emails"]
         more = ["--network", f"container:{server.name}", "--env", f"SLUICEWAY_API_KEY={keys['consumer']}"]
         mount = ["--volume", f"{work / 'app'}:/app:ro", "--workdir", "/app"]

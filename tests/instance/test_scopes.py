@@ -78,7 +78,7 @@ BY_PATTERN = {"/v1/queues.rebalance"}
 """As those by id."""
 ANY_KEY = {"/v1/keys.self"}
 PUBLIC = {"/livez", "/healthz", "/readyz", "/health", "/openapi.json", "/docs", "/docs/errors"}
-PAGES = {"/metrics", "/metrics/targets", "/v1/events"}
+PAGES = {"/metrics", "/metrics/targets", "/v1/events", "/v1/queue.depth"}
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,13 @@ def test_another_queue_is_forbidden_whether_it_exists_or_not(client: httpx.Clien
     there, missing = (client.post(path, json={"queue_name": name, **CALLS[path]}) for name in (SECRET, MISSING))
     assert told(there, SECRET) == told(missing, MISSING)
     assert (there.status_code, there.json()["code"]) == (403, "forbidden")
+
+
+def test_so_it_is_for_the_depth_of_a_queue(client: httpx.Client) -> None:
+    there, missing = (client.get(f"/v1/queue.depth?queue_name={name}") for name in (SECRET, MISSING))
+    assert told(there, SECRET) == told(missing, MISSING)
+    assert (there.status_code, there.json()["code"]) == (403, "forbidden")
+    assert client.get(f"/v1/queue.depth?queue_name={OWN}").json()["queue_name"] == OWN
 
 
 @pytest.mark.parametrize(("path", "field"), FIELDS)

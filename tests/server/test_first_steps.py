@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
@@ -188,3 +189,24 @@ def test_data_frames_are_taken(server: Running) -> None:
         for wrong in ({"payload": [b"x"]}, [b"x"], 1):
             with pytest.raises(SluicewayError, match="expected a pyarrow Table or RecordBatch, or a data frame that exports Arrow"):
                 client.produce_arrow(name, wrong)
+
+
+def test_the_depth_of_a_queue_is_one_small_object(server: Running) -> None:
+    queue_name = server.queue(requested_partitions=2)
+    server.produce(queue_name, *"abc")
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    server.ask("queue.produce", queue_name=queue_name, items=[{"utf8": "later", "enqueue_at": tomorrow}])
+    server.lease(queue_name, 1)
+    assert server.http.get("/v1/queue.depth", params={"queue_name": queue_name}).json() == {
+        "queue_name": queue_name,
+        "ready": 2,
+        "leased": 1,
+        "scheduled": 1,
+        "active": 3,
+        "skipped": [],
+    }
+    refusals = {"": "queue_name", "queue_name=none": "queue_not_found", f"queue_name={queue_name}&more=1": "more"}
+    for query, named in refusals.items():
+        answer = server.http.get(f"/v1/queue.depth?{query}")
+        assert answer.status_code in (400, 404)
+        assert named in answer.text

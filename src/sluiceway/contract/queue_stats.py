@@ -116,3 +116,14 @@ class QueueStats(Answer, frozen=True, kw_only=True):
     def partitions(self) -> list[PartitionStats]:
         """All partitions of the queue, by number."""
         return sorted((part for logical in self.logical_queues for part in logical.partitions), key=lambda part: part.partition)
+
+
+class QueueDepth(Answer, frozen=True, kw_only=True):
+    """A queue's items over all instances, for autoscalers. Items that are on their way to another queue do not count."""
+
+    queue_name: QueueName
+    ready: Annotated[int, about("Items that can be leased now.")] = 0
+    leased: Annotated[int, about("Items that consumers have.")] = 0
+    scheduled: Annotated[int, about("Items that are not due yet.")] = 0
+    active: Annotated[int, about("`ready` and `leased` together: what there is to do now.")] = 0
+    skipped: Annotated[list[int], about("Partitions that are not counted, because they are not available.")] = []

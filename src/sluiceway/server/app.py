@@ -115,15 +115,16 @@ class App:
         self._bodies = BodyMemory()
         self.answer_memory = AnswerMemory()
         self._items = ItemCalls(service, self.answer_memory)
+        queues = QueueCalls(service, fittings.safe_queues)
         rooms = (
             self._items,
-            QueueCalls(service, fittings.safe_queues),
+            queues,
             InspectionCalls(service, self.answer_memory),
             RebalanceCalls(service),
             InstanceCalls(service),
         )
         self.endpoints = [*(endpoint for room in rooms for endpoint in room.endpoints()), *fittings.endpoints]
-        pages = [*Health(service, fittings.guard, lambda: self.is_stopping).pages(), *fittings.pages]
+        pages = [*Health(service, fittings.guard, lambda: self.is_stopping).pages(), *queues.pages(), *fittings.pages]
         self.pages = [*pages, *Documentation(self.endpoints, pages).pages()]
         self._calls = {endpoint.path: endpoint for endpoint in self.endpoints}
         self.calls = {path.encode(): path for path in self._calls}

@@ -6,17 +6,20 @@ import logging
 
 from sluiceway.contract.item_answers import Cleared, Redriven
 from sluiceway.contract.queue_settings import DEAD_SUFFIX, QueueInfo, QueuePage
-from sluiceway.contract.queue_stats import QueueStats
+from sluiceway.contract.queue_stats import QueueDepth, QueueStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.queue import QueueRecord
-from sluiceway.server.endpoints import Endpoint
+from sluiceway.server.endpoints import Endpoint, Page, Reply
 from sluiceway.server.http import Body, Request
 from sluiceway.server.rebalance_calls import open_ones, shown
 from sluiceway.wire import answers, json_queues, shapes
+from sluiceway.wire.decoding import from_query
 
 log = logging.getLogger(__name__)
+_UNCOUNTED = ("unavailable", "error")
+"""States of partitions that have no counts."""
 
 
 class QueueCalls:
@@ -98,6 +101,35 @@ class QueueCalls:
                 ("queue_not_found", "partition_damaged"),
             ),
         ]
+
+    def pages(self) -> list[Page]:
+        return [
+            Page(
+                "/v1/queue.depth",
+                "read",
+                self._depth,
+                "A queue's items over all instances, as one small object, for autoscalers",
+                answer=QueueDepth,
+                query=json_queues.DepthQuery,
+                errors=("queue_not_found",),
+            )
+        ]
+
+    async def _depth(self, request: Request) -> Reply:
+        queue_name = request.permit(from_query(request.query(), json_queues.DepthQuery).queue_name)
+        await self._service.look_up(queue_name)
+        partitions = (await self._service.count(queue_name)).partitions
+        counted = [each for each in partitions if each.state not in _UNCOUNTED]
+        ready, leased = sum(each.ready for each in counted), sum(each.total_leased for each in counted)
+        depth = QueueDepth(
+            queue_name=queue_name,
+            ready=ready,
+            leased=leased,
+            scheduled=sum(each.scheduled for each in counted),
+            active=ready + leased,
+            skipped=[each.partition for each in partitions if each.state in _UNCOUNTED],
+        )
+        return Reply(answers.encode(depth))
 
     async def _shown(self, record: QueueRecord) -> Body:
         return await shown(self._service, record)

@@ -90,6 +90,12 @@ class QueueCall(Call):
     """`queues.info` and `queue.stats`: only the queue's name."""
 
 
+class DepthQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The query string of `queue.depth`."""
+
+    queue_name: QueueName
+
+
 class DeleteCall(Call):
     force: bool = False
 
