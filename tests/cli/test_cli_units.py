@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
+from sluiceway import __version__
 from sluiceway.cli import admin, line_producer, main, session
 from sluiceway.cli.common import chunks, exit_code, print_table, printable, table
 from sluiceway.client import CallError, Client
@@ -72,7 +73,7 @@ def test_every_command_explains_itself(run: Run) -> None:
                 walk((*path, name), each)
 
     walk((), main.cli)
-    assert run("--version") == (0, "sluiceway, version 0.1.0\n", "")
+    assert run("--version") == (0, f"sluiceway, version {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_no_server_is_4_and_says_how_to_start_one(run: Run) -> None:
         url = f"http://127.0.0.1:{port}"
         code, out, err = run("stats", "q", "--url", url)
         assert (code, out) == (4, "")
-        assert f"cannot reach {url}" in err
+        assert f"error: cannot reach {url}: Connection refused (unavailable)" in err
         assert "sluiceway dev" in err
         code, out, err = run("stats", "q", "--url", url, "--json")
         assert (code, out) == (4, "")

@@ -61,7 +61,7 @@ _FIELD_WORDS = {
     **dict.fromkeys(
         ("dlq", "dead", "dead-letters"), "sluiceway stats DEAD_QUEUE --reasons, sluiceway peek DEAD_QUEUE, sluiceway redrive DEAD_QUEUE"
     ),
-    **dict.fromkeys(("ui", "dashboard", "web"), f"the dashboard is a page of the server: {DEFAULT_URL}/ui"),
+    **dict.fromkeys(("ui", "dashboard", "web"), f"a browser: the dashboard is the page /ui of the server, such as {DEFAULT_URL}/ui"),
     **dict.fromkeys(("stop", "down"), "Ctrl-C, or SIGTERM to the server's or worker's process"),
     **dict.fromkeys(("tail", "watch", "logs", "monitor"), "sluiceway events, or sluiceway top"),
     "version": "sluiceway --version",

@@ -37,6 +37,10 @@ _PAGES = ("/ui", "/v1", "/docs", "/livez", "/readyz", "/metrics", "/openapi.json
 """Paths that users sometimes copy together with a server's address."""
 
 
+_ERRNO = re.compile(r"^\[Errno -?[0-9]+\] ")
+"""How Python begins the message of an operating system's error. The number means nothing to a user."""
+
+
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}/?")
 
 
@@ -114,7 +118,7 @@ class Endpoint:
             detail = f"{self.url} does not use TLS; use http:// in place of https://"
             return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
         if isinstance(error, NotSentError):
-            return CallError("unavailable", f"cannot reach {self.url}: {reason}")
+            return CallError("unavailable", f"cannot reach {self.url}: {_ERRNO.sub('', reason)}")
         return CallError("outcome_unknown", f"no answer from {self.url}: {reason}")
 
 
