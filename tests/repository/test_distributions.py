@@ -10,6 +10,8 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from itertools import islice
 from pathlib import Path
 from textwrap import dedent
@@ -51,11 +53,51 @@ def test_each_file_is_in_one_of_them(repository: Path, wheels: dict[str, Path]) 
     assert all((source / name).exists() for name in server | client)
 
 
-def test_they_have_one_version_and_the_servers_needs_that_client(repository: Path) -> None:
-    version = sluiceway.__version__
+def test_the_server_does_not_repeat_what_the_client_depends_on(repository: Path) -> None:
     dependencies = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert f"sluiceway-client=={version}" in dependencies
-    assert not [each for each in dependencies if re.match(r"(click|msgspec|rich|prometheus-client)\b", each)], "the client has these"
+    assert not [each for each in dependencies if re.match(r"(click|msgspec|rich|prometheus-client)\b", each)]
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+@pytest.mark.parametrize("name", ["sluiceway", "sluiceway-client"])
+def test_the_metadata_say_what_it_is(wheels: dict[str, Path], name: str) -> None:
+    said = metadata(wheels[name])
+    assert (said["Name"], said["Version"]) == (name, sluiceway.__version__)
+    assert said["Summary"]
+    urls = dict(each.split(", ", 1) for each in said.get_all("Project-URL", []))
+    assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} <= set(urls)
+    assert all(url.startswith(sluiceway.REPOSITORY) for url in urls.values())
+    classifiers = said.get_all("Classifier", [])
+    assert {"Typing :: Typed", *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13))} <= set(classifiers)
+    assert not [each for each in classifiers if each.startswith("License")], "PEP 639: the license expression alone"
+    assert "queue" in said["Keywords"]
+
+
+@pytest.mark.parametrize(("name", "folder"), [("sluiceway", "."), ("sluiceway-client", "client")])
+def test_links_of_the_readme_work_on_an_index(repository: Path, wheels: dict[str, Path], name: str, folder: str) -> None:
+    said = metadata(wheels[name])
+    assert said["Description-Content-Type"] == "text/markdown"
+    content = said.get_payload(decode=True)
+    assert isinstance(content, bytes)
+    text = content.decode()
+    ours = [path for path in re.findall(rf"\]\({re.escape(sluiceway.REPOSITORY)}/(?:blob|raw)/[^/]+/([^)#]+)", text) if path]
+    assert ours
+    assert not [path for path in ours if not (repository / path).exists()]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not [target for target in re.findall(r"\]\(([^)]+)\)", prose) if not re.match("https?:|#", target)]
+    here = re.sub(r"\]\([^)]+\)", "", (repository / folder / "README.md").read_text())
+    assert re.sub(r"\]\([^)]+\)", "", text).strip() == here.strip(), "nothing but the links differs"
+
+
+def test_the_address_is_written_once(repository: Path) -> None:
+    """And in the issue forms, which cannot read the constant."""
+    listed = subprocess.run(["git", "grep", "-l", "-I", sluiceway.REPOSITORY], cwd=repository, capture_output=True, text=True, check=False)
+    assert set(listed.stdout.split()) <= {"src/sluiceway/__init__.py", ".github/ISSUE_TEMPLATE/config.yml"}
 
 
 def test_the_clients_source_distribution_makes_the_same_wheel(repository: Path, wheels: dict[str, Path], tmp_path: Path) -> None:
