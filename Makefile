@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow e2e explore lint image test-image test-chart audit docs docs-serve bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,8 +15,8 @@ STAMP := .venv/.synced
 BENCH_STAMP := .venv/.synced-bench
 # What builds the site has an environment of its own.
 DOCS_STAMP := .tools/docs/.synced
-SYNC = UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETRIES=10 UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.venv \
-	$(UV) sync --locked --all-extras --python .tools/bin/python
+UV_HERE = UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETRIES=10 UV_PYTHON_DOWNLOADS=never
+SYNC = $(UV_HERE) UV_PROJECT_ENVIRONMENT=.venv $(UV) sync --locked --all-extras --python .tools/bin/python
 # What the dashboard has from others; the directory is not in the repository.
 VENDOR := src/sluiceway/server/ui/assets/vendor
 ASSETS := $(VENDOR)/htmx/SOURCE
@@ -76,6 +76,15 @@ test: setup ## Lint, then every test but the slow ones
 	[ -z "$$compiling" ] || wait $$compiling || true
 	@$(BIN)/python -m pytest -m "not slow and not e2e" $(PARALLEL) $(ARGS)
 
+# An environment for each combination, in build/python. `make setup` has nothing to do with it, but tests/repository builds wheels with its uv.
+test-python: $(UV) $(ASSETS) ## `make test` without lint under another Python (PYTHON=python3.13), or another PySpark too (PYSPARK=4.2)
+	@test -n "$(PYTHON)" || { echo "make test-python: name one, such as PYTHON=python3.13" >&2; exit 1; }
+	@set -e; place=build/python/$(notdir $(PYTHON))$(if $(PYSPARK),-pyspark-$(PYSPARK)); \
+	$(UV_HERE) UV_PROJECT_ENVIRONMENT=$$place $(UV) sync --locked --all-extras --quiet --python "$(PYTHON)"; \
+	[ -z "$(PYSPARK)" ] || $(UV_HERE) $(UV) pip install --quiet --python $$place/bin/python 'pyspark[pipelines]==$(PYSPARK).*'; \
+	$$place/bin/python -c 'import platform, pyspark; print("Python", platform.python_version(), "PySpark", pyspark.__version__)'; \
+	$$place/bin/python -m pytest -m "not slow and not e2e" $(PARALLEL) $(ARGS)
+
 test-slow: setup ## The tests that `make test` leaves out for their length; those that kill processes are in `make crash`
 	@$(BIN)/python -m pytest -m "slow and not crash" $(PARALLEL) $(ARGS)
 
@@ -99,6 +108,11 @@ lint: setup ## Style, types and the floors
 	@$(BIN)/python -m mypy
 	@$(BIN)/lint-imports --no-logo
 
+# Needs actionlint, or Go to build it.
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+lint-workflows: ## Check .github/workflows with actionlint
+	@if command -v actionlint >/dev/null; then actionlint; else go run $(ACTIONLINT); fi
+
 image: setup ## Build the container image, with podman or docker (ARGS='--base packages': on a base of Debian's packages, as root)
 	@$(BIN)/python tools/image.py build $(ARGS)
 
@@ -115,15 +129,35 @@ test-chart: setup ## Lint, render and validate the Helm chart (builds Helm with 
 
 # Not a part of `make test`, as it needs the network: it asks the package index about each version that the lock file names, and fails if it
 # gets no answer about one.
-audit: $(UV) ## Known vulnerabilities of the locked dependencies, and what there is of them (CycloneDX) in dist/
-	@mkdir -p dist
+audit: sbom ## Known vulnerabilities of the locked dependencies, and the bill of materials (CycloneDX) in dist/
+	@$(UV_HERE) UV_PROJECT_ENVIRONMENT=.tools/audit $(UV) sync --locked --only-group audit --quiet --python .tools/bin/python
+	@.tools/audit/bin/pip-audit --strict --requirement build/requirements.txt --require-hashes --disable-pip $(ARGS)
+
+sbom: $(UV) ## The bill of materials (CycloneDX) in dist/
+	@mkdir -p build dist
 	@$(LOCKED) --format cyclonedx1.5 --output-file dist/sluiceway.cdx.json
-	@$(LOCKED) --output-file dist/requirements.txt
-	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.tools/audit $(UV) sync --locked --only-group audit --quiet --python .tools/bin/python
-	@.tools/audit/bin/pip-audit --strict --requirement dist/requirements.txt --require-hashes --disable-pip $(ARGS)
+	@$(LOCKED) --output-file build/requirements.txt
+
+sizes: $(UV) ## What an installation takes, by package (ARGS=--write: into docs/project/dependencies.md)
+	@.tools/bin/python tools/installed_size.py $(ARGS)
+
+# The tools are in an environment of their own. The files have the time of the commit, so that two builds of it are the same.
+RELEASE := ../.tools/release/bin/python
+dist: $(UV) $(ASSETS) ## Both wheels and source distributions in dist/, checked as an index does
+	@.tools/bin/python tools/release.py --check $(if $(TAG),--tag $(TAG))
+	@rm -f dist/*.whl dist/*.tar.gz
+	@$(UV_HERE) UV_PROJECT_ENVIRONMENT=.tools/release $(UV) sync --locked --only-group release --quiet --python .tools/bin/python
+	@export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}; \
+	.tools/release/bin/python -m hatchling build --directory dist && cd client && $(RELEASE) -m hatchling build --directory ../dist
+	@.tools/release/bin/python -m twine check --strict dist/*.whl dist/*.tar.gz
+
+# All that .github/workflows/release.yml runs but the attestations and the upload.
+release-check: dist sbom sizes ## What the release workflow does, without publishing: build, check, install into new environments, use (PYTHONS='python3.12 …')
+	@.tools/bin/python tools/smoke.py $(PYTHONS)
+	@.tools/bin/python tools/smoke.py --lowest
 
 $(DOCS_STAMP): pyproject.toml uv.lock | $(UV)
-	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --locked --only-group docs --quiet --python .tools/bin/python
+	@$(UV_HERE) UV_PROJECT_ENVIRONMENT=.tools/docs $(UV) sync --locked --only-group docs --quiet --python .tools/bin/python
 	@touch $@
 
 docs: setup $(DOCS_STAMP) ## The documentation as a site, in build/site; a broken link or anchor is an error

@@ -20,7 +20,7 @@ UNRELEASED = "## Unreleased"
 WRITTEN = {
     "src/sluiceway/__init__.py": re.compile(r'^__version__ = "(?P<version>[^"]+)"$', re.MULTILINE),
     "pyproject.toml": re.compile(r'^    "sluiceway-client==(?P<version>[^"]+)",$', re.MULTILINE),
-    "docs/openapi.json": re.compile(r'^  "version": "(?P<version>[^"]+)",?$', re.MULTILINE),
+    "docs/reference/openapi.json": re.compile(r'^  "version": "(?P<version>[^"]+)",?$', re.MULTILINE),
 }
 """Where the version is written, by file."""
 _HEADING = re.compile(r"^## (?P<version>[0-9.]+) \((?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2})\)$", re.MULTILINE)

@@ -118,14 +118,12 @@ class Campaign:
             sent += 1
             self._send(case, mode, chance)
 
-        with contextlib.suppress(_NothingToGenerateError):
-            try:
-                send()
-            except Exception as error:
-                if sent or type(error).__name__ != "Unsatisfiable":
-                    raise
-                # A page without a query string cannot be asked for wrongly.
-                raise _NothingToGenerateError from None
+        try:
+            send()
+        except Exception as error:
+            # A page without a query string cannot be asked for wrongly.
+            if sent or type(error).__name__ != "Unsatisfiable":
+                raise
 
     def _send(self, case: Case[Any], mode: GenerationMode, chance: Random) -> None:
         as_wanted = mode is GenerationMode.POSITIVE
@@ -201,10 +199,6 @@ class Campaign:
     def _ask(self, call: str, **fields: object) -> Any:
         answer = self._session.post(f"{self.url}/v1/{call}", json=dict[str, Any](fields), timeout=PATIENCE)
         return answer.json()
-
-
-class _NothingToGenerateError(Exception):
-    pass
 
 
 def _in_range(value: Any, name: str = "") -> Any:

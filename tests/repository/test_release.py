@@ -75,7 +75,7 @@ def test_a_version_under_way_has_no_tag(copy: Path, tag: str) -> None:
     [
         ("pyproject.toml", "sluiceway-client==0.2.0.dev0", "sluiceway-client==0.2.1"),
         ("pyproject.toml", "sluiceway-client==0.2.0.dev0", "sluiceway-client>=0.2"),
-        ("docs/openapi.json", "0.2.0.dev0", "0.1.0"),
+        ("docs/reference/openapi.json", "0.2.0.dev0", "0.1.0"),
         ("CHANGELOG.md", "## Unreleased\n\n* One.\n\n", ""),
         ("CHANGELOG.md", "0.1.0 (2026-11-23)", "0.2.0 (2026-11-23)"),
         ("CHANGELOG.md", "0.1.0 (2026-11-23)", "0.1.0"),
