@@ -25,7 +25,7 @@ LINTED := src simulation bench tests tools conformance
 # time than cores.
 PARALLEL = -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder
 # All that a user may install.
-LOCKED = $(UV) export --locked --all-extras --no-dev --no-emit-project --quiet
+LOCKED = $(UV) export --locked --all-extras --no-dev --no-emit-workspace --quiet
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile

@@ -24,6 +24,8 @@ WRITTEN = {
 }
 """Where the version is written, by file."""
 _HEADING = re.compile(r"^## (?P<version>[0-9.]+) \((?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2})\)$", re.MULTILINE)
+_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
+_REPOSITORY = re.compile(r'^REPOSITORY = "([^"]+)"$', re.MULTILINE)
 _VERSION = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(?P<dev>\.dev0)?")
 
 
@@ -112,6 +114,14 @@ def prepare(version: str, on: date, root: Path = ROOT) -> None:
     check(root)
 
 
+def notes(root: Path = ROOT) -> str:
+    """The changes of the newest release, with links that work outside the repository."""
+    version, text = sections((root / "CHANGELOG.md").read_text())[1][0]
+    found = _REPOSITORY.search((root / "src/sluiceway/__init__.py").read_text())
+    assert found is not None
+    return _LINK.sub(rf"]({found[1]}/blob/v{version}/\1)", text)
+
+
 def main() -> None:
     """Parse the command line and do it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,7 +132,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         if given.notes:
-            print(sections((ROOT / "CHANGELOG.md").read_text())[1][0][1])
+            print(notes())
         elif given.check:
             print(check(tag=given.tag))
         elif given.version:

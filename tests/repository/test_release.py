@@ -96,3 +96,10 @@ def test_a_release_has_nothing_unreleased(copy: Path) -> None:
     path.write_text(path.read_text().replace("## Unreleased\n", "## Unreleased\n\n* Too late.\n"))
     with pytest.raises(release.ReleaseError, match="with nothing in"):
         release.check(copy)
+
+
+def test_the_notes_of_a_release_have_links_that_work_elsewhere(copy: Path) -> None:
+    path = copy / "CHANGELOG.md"
+    path.write_text(path.read_text().replace("* Zero.", "* [A](docs/a.md#b), [c](https://example.org/c)."))
+    there = f"{sluiceway.REPOSITORY}/blob/v0.1.0"
+    assert release.notes(copy) == f"* [A]({there}/docs/a.md#b), [c](https://example.org/c)."
