@@ -17,12 +17,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UNRELEASED = "## Unreleased"
+IMAGE = re.compile(r"\bsluiceway:(?P<version>[0-9][\w.]*\w)")
 WRITTEN = {
     "src/sluiceway/__init__.py": re.compile(r'^__version__ = "(?P<version>[^"]+)"$', re.MULTILINE),
     "pyproject.toml": re.compile(r'^    "sluiceway-client==(?P<version>[^"]+)",$', re.MULTILINE),
     "docs/reference/openapi.json": re.compile(r'^  "version": "(?P<version>[^"]+)",?$', re.MULTILINE),
+    "deploy/helm/sluiceway/Chart.yaml": re.compile(r"^(?:version|appVersion): (?P<version>.+)$", re.MULTILINE),
+    "deploy/container/compose.yaml": IMAGE,
+    "docs/guides/containers.md": IMAGE,
 }
-"""Where the version is written, by file."""
+"""Where the version is written, by file. Each has it at least once."""
 _HEADING = re.compile(r"^## (?P<version>[0-9.]+) \((?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2})\)$", re.MULTILINE)
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)\)")
 _REPOSITORY = re.compile(r'^REPOSITORY = "([^"]+)"$', re.MULTILINE)
@@ -49,11 +53,20 @@ def written(root: Path = ROOT) -> dict[str, str]:
     """The version in each file that has it. Raises `ReleaseError`."""
     found = {}
     for name, pattern in WRITTEN.items():
-        matches = pattern.findall((root / name).read_text())
-        if len(matches) != 1:
-            raise ReleaseError(f"{name} has the version {len(matches)} times, expected once")
-        found[name] = matches[0]
+        versions = {_of_python(each) for each in pattern.findall((root / name).read_text())}
+        if len(versions) != 1:
+            raise ReleaseError(f"{name} has the versions {sorted(versions)}, expected one")
+        found[name] = versions.pop()
     return found
+
+
+def _of_python(version: str) -> str:
+    return version.replace("-dev0", ".dev0")
+
+
+def _of_semver(version: str) -> str:
+    """As Helm wants the version of a chart: 0.3.0-dev0."""
+    return version.replace(".dev0", "-dev0")
 
 
 def sections(changelog: str) -> tuple[str, list[tuple[str, str]]]:
@@ -107,10 +120,10 @@ def prepare(version: str, on: date, root: Path = ROOT) -> None:
         path.write_text(changelog.replace(f"{UNRELEASED}\n", f"{UNRELEASED}\n\n## {version} ({on:%Y-%m-%d})\n", 1))
     for name, pattern in WRITTEN.items():
         text = (root / name).read_text()
-        found = pattern.search(text)
-        assert found is not None
-        start, end = found.span("version")
-        (root / name).write_text(text[:start] + version + text[end:])
+        for found in reversed([*pattern.finditer(text)]):
+            start, end = found.span("version")
+            text = text[:start] + (_of_semver(version) if found[0].startswith("version: ") else version) + text[end:]
+        (root / name).write_text(text)
     check(root)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from datetime import date
 from pathlib import Path
@@ -19,20 +18,16 @@ ON = date(2027, 1, 31)
 
 @pytest.fixture
 def copy(repository: Path, tmp_path: Path) -> Path:
-    """The files that have the version, as they are."""
-    for name in (*release.WRITTEN, "CHANGELOG.md"):
+    """The files that have the version, as of between 0.1.0 and 0.2.0."""
+    for name, pattern in release.WRITTEN.items():
+        text = (repository / name).read_text()
+        for found in reversed([*pattern.finditer(text)]):
+            start, end = found.span("version")
+            text = text[:start] + "0.2.0.dev0" + text[end:]
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(repository / name, tmp_path / name)
+        (tmp_path / name).write_text(text)
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n\n* One.\n\n## 0.1.0 (2026-11-23)\n\n* Zero.\n")
-    under_way(tmp_path, "0.2.0.dev0")
     return tmp_path
-
-
-def under_way(root: Path, version: str) -> None:
-    now = sluiceway.__version__
-    for name in release.WRITTEN:
-        path = root / name
-        path.write_text(path.read_text().replace(f'"{now}"', f'"{version}"').replace(f"=={now}", f"=={version}"))
 
 
 def test_the_version_is_that_of_the_changelog(repository: Path) -> None:
@@ -47,6 +42,8 @@ def test_a_release_dates_what_is_unreleased_and_the_next_version_begins(copy: Pa
     assert release.sections(text) == ("", [("0.2.0", "* One."), ("0.1.0", "* Zero.")])
     release.prepare("0.3.0.dev0", ON, copy)
     assert set(release.written(copy).values()) == {"0.3.0.dev0"}
+    chart = (copy / "deploy/helm/sluiceway/Chart.yaml").read_text()
+    assert "\nversion: 0.3.0-dev0\nappVersion: 0.3.0.dev0\n" in chart, "Helm wants SemVer"
     assert (copy / "CHANGELOG.md").read_text() == text
 
 
@@ -76,6 +73,8 @@ def test_a_version_under_way_has_no_tag(copy: Path, tag: str) -> None:
         ("pyproject.toml", "sluiceway-client==0.2.0.dev0", "sluiceway-client==0.2.1"),
         ("pyproject.toml", "sluiceway-client==0.2.0.dev0", "sluiceway-client>=0.2"),
         ("docs/reference/openapi.json", "0.2.0.dev0", "0.1.0"),
+        ("docs/guides/containers.md", "sluiceway:0.2.0.dev0", "sluiceway:0.1.0"),
+        ("deploy/helm/sluiceway/Chart.yaml", "appVersion: 0.2.0.dev0", "appVersion: 0.1.0"),
         ("CHANGELOG.md", "## Unreleased\n\n* One.\n\n", ""),
         ("CHANGELOG.md", "0.1.0 (2026-11-23)", "0.2.0 (2026-11-23)"),
         ("CHANGELOG.md", "0.1.0 (2026-11-23)", "0.1.0"),
