@@ -33,7 +33,7 @@ NOT_YET = {
 }
 """Pages whose blocks do not run, with the reason. A page whose blocks all say so themselves is not here."""
 
-LANGUAGES = {"python", "sh", "toml", "json", "sql", "text", "yaml", "console", "html", "ini"}
+LANGUAGES = {"python", "sh", "dockerfile", "toml", "json", "sql", "text", "yaml", "console", "html", "ini"}
 
 
 def pages(repository: Path) -> dict[str, str]:
