@@ -55,7 +55,7 @@ def test_each_file_is_in_one_of_them(repository: Path, wheels: dict[str, Path]) 
 
 def test_the_server_does_not_repeat_what_the_client_depends_on(repository: Path) -> None:
     dependencies = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert not [each for each in dependencies if re.match(r"(click|msgspec|rich|prometheus-client)\b", each)]
+    assert not [each for each in dependencies if re.match(r"(click|msgspec|prometheus-client)\b", each)]
 
 
 def metadata(wheel: Path) -> Message:
@@ -132,7 +132,8 @@ def alone(repository: Path, wheels: dict[str, Path], tmp_path_factory: pytest.Te
     ]
     ran(*command, cwd=repository)
     ran(uv, "venv", "--quiet", "--python", sys.executable, place / "venv")
-    target = ["--python", place / "venv/bin/python", "--quiet", "--link-mode", "copy"]
+    # With bytecode, as pip does by itself.
+    target = ["--python", place / "venv/bin/python", "--quiet", "--link-mode", "copy", "--compile-bytecode"]
     ran(uv, "pip", "install", *target, "--requirement", place / "needs.txt")
     ran(uv, "pip", "install", *target, "--no-deps", wheels["sluiceway-client"])
     return place / "venv/bin"
@@ -188,6 +189,10 @@ def test_the_client_alone_says_what_it_does_not_have(alone: Path) -> None:
         assert done.returncode == 2, done.stderr
         assert "pip install sluiceway" in done.stderr
         assert "Traceback" not in done.stderr
+    with testing.server() as server:
+        named = [alone / "sluiceway", "--url", server.url, "top", "--once"]
+        done = subprocess.run(named, capture_output=True, text=True, check=False)
+    assert (done.returncode, "pip install 'sluiceway-client[cli]'" in done.stderr) == (2, True), done.stderr
     help_text = ran(alone / "sluiceway", "--help").stdout
     assert " produce " in help_text
     assert " serve " not in help_text

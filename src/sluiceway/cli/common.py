@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from unicodedata import combining, east_asian_width
 
 import click
 
@@ -19,7 +20,7 @@ from sluiceway.kernel.errors import SluicewayError
 if TYPE_CHECKING:
     import msgspec
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
     from sluiceway.client import Ignored
 
@@ -202,23 +203,37 @@ def print_json(answer: msgspec.Struct | Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A plain table. Its layout library is imported only when it is printed, which keeps --json fast."""
+    """A plain table. Columns named in `right` are aligned right."""
 
     columns: Sequence[str]
     rows: Iterable[Sequence[object]]
     right: Iterable[str]
 
-    def __rich__(self) -> Table:
-        from rich.table import Table
+    def text(self) -> str:
+        """The table as lines, with a bold heading."""
+        cells = [[f"{value:,}" if isinstance(value, int) else str(value) for value in row] for row in self.rows]
+        widths = [max(map(_width, column)) for column in zip(self.columns, *cells, strict=True)]
+        is_right = [name in set(self.right) for name in self.columns]
+
+        def line(row: Sequence[str]) -> str:
+            gaps = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+            return "  ".join(gap + cell if right else cell + gap for cell, gap, right in zip(row, gaps, is_right, strict=True)).rstrip()
+
+        heading = [click.style(line(self.columns), bold=True)] if any(self.columns) else []
+        return "\n".join([*heading, *map(line, cells)])
+
+    def __rich__(self) -> Text:
+        """For displays that change."""
         from rich.text import Text
 
-        numbers = set(self.right)
-        result = Table(box=None, pad_edge=False, header_style="bold", show_header=any(self.columns))
-        for name in self.columns:
-            result.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
-        for row in self.rows:
-            result.add_row(*(Text(f"{value:,}" if isinstance(value, int) else str(value)) for value in row))
-        return result
+        return Text.from_ansi(self.text(), no_wrap=True)
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Rows:
@@ -233,8 +248,8 @@ def wide_console() -> Console:
     return Console(width=1_000_000)
 
 
-def print_table(rows: Rows) -> None:
-    wide_console().print(rows)
+def print_table(rows: Rows, err: bool = False) -> None:
+    click.echo(rows.text(), err=err)
 
 
 def counted(number: int, what: str) -> str:

@@ -137,9 +137,12 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        if not _is_ours(error):
+        if not _is_ours(error) and error.name != "rich":
             raise
-        usage = click.UsageError(f"this needs the server, which is not installed here. {_INSTALL}")
+        missing = f"the server, which is not installed here. {_INSTALL}"
+        if error.name == "rich":
+            missing = "the package rich. Install it: pip install 'sluiceway-client[cli]'"
+        usage = click.UsageError(f"this needs {missing}")
         usage.show()
         sys.exit(usage.exit_code)
     except (click.Abort, KeyboardInterrupt):

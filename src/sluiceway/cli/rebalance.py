@@ -195,9 +195,7 @@ def _how(drains: list[int], drain: str, rate: int | None) -> str:
 
 
 def _agreed(rows: Rows, question: str) -> bool:
-    from rich.console import Console
-
-    Console(stderr=True, width=1_000_000).print(rows)
+    print_table(rows, err=True)
     if click.confirm(question, err=True):
         return True
     click.echo("Nothing changed", err=True)
