@@ -190,7 +190,7 @@ def test_the_client_alone_says_what_it_does_not_have(alone: Path) -> None:
         assert "pip install sluiceway" in done.stderr
         assert "Traceback" not in done.stderr
     with testing.server() as server:
-        named = [alone / "sluiceway", "--url", server.url, "top", "--once"]
+        named: list[str | Path] = [alone / "sluiceway", "--url", server.url, "top", "--once"]
         done = subprocess.run(named, capture_output=True, text=True, check=False)
     assert (done.returncode, "pip install 'sluiceway-client[cli]'" in done.stderr) == (2, True), done.stderr
     help_text = ran(alone / "sluiceway", "--help").stdout
