@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.pages.page_check import check
 from tests.server.server_process import ServerProcess
 
 RUN = (
+    "../README.md",
     "tutorials/first-queue.md",
     "guides/client.md",
     "guides/workers.md",
@@ -19,7 +21,7 @@ RUN = (
     "guides/rebalance.md",
     "guides/operations.md",
 )
-AT_ONCE = ("tutorials/first-queue.md", "guides/client.md")
+AT_ONCE = ("../README.md", "tutorials/first-queue.md", "guides/client.md")
 """Those that `make test` runs; the others wait for `make test-slow`."""
 SPARK = ("guides/from-kafka.md", "tutorials/spark.md")
 """Run by tests/spark/test_spark_docs.py, in one Spark session: the first starts it, the last stops it."""
@@ -37,10 +39,10 @@ LANGUAGES = {"python", "sh", "dockerfile", "toml", "json", "sql", "text", "yaml"
 
 
 def pages(repository: Path) -> dict[str, str]:
-    """The tutorials and guides by their name in docs/."""
+    """The README, the tutorials and the guides by their path from docs/."""
     docs = repository / "docs"
-    found = [docs / "index.md", *docs.glob("tutorials/*.md"), *docs.glob("guides/*.md")]
-    return {str(path.relative_to(docs)): path.read_text(encoding="utf-8") for path in found}
+    found = [repository / "README.md", docs / "index.md", *docs.glob("tutorials/*.md"), *docs.glob("guides/*.md")]
+    return {os.path.relpath(path, docs): path.read_text(encoding="utf-8") for path in found}
 
 
 @pytest.mark.parametrize("name", [name if name in AT_ONCE else pytest.param(name, marks=pytest.mark.slow) for name in RUN])
