@@ -149,7 +149,9 @@ class Site:
             "site_dir": "site",
             "nav": [{title: below} for title, below in self._titled(nav).items()],
         }
-        project["plugins"]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT / "src")]
+        python = project["plugins"]["mkdocstrings"]["handlers"]["python"]
+        python["paths"] = [str(ROOT / "src")]
+        python["options"]["extensions"] = [str(ROOT / "tools" / "docs_docstrings.py")]
         (self.folder / "zensical.toml").write_text(f"project = {_toml(project)}\n", encoding="utf-8")
 
     def _titled(self, entries: Any) -> Any:

@@ -17,23 +17,23 @@ class BackendSettings(Settings, frozen=True, tag_field="kind"):
     """Settings common to all kinds of backends."""
 
     partition_affinity: Annotated[
-        float, Meta(ge=0, le=1), key("relative weight when the partitions of a new queue are placed; 0: it is given none")
+        float, Meta(ge=0, le=1), key("relative weight in the placement of a new queue's partitions; 0: none are placed here")
     ] = 1.0
-    write_timeout: Annotated[Millis, key("a commit that takes longer is taken to be unknown", "duration")] = WRITE_TIMEOUT
+    write_timeout: Annotated[Millis, key("time limit of a commit; one that takes longer ends unknown", "duration")] = WRITE_TIMEOUT
 
 
 class SqliteBackend(BackendSettings, frozen=True, tag="sqlite"):
     """SQLite files in a directory of this machine."""
 
-    path: Annotated[str | None, key("the folder of the files; without it, one in the data directory", "path", restart=True)] = None
+    path: Annotated[str | None, key("folder of the partition files; not set: a folder in the data directory", "path", restart=True)] = None
 
 
 class PostgresBackend(BackendSettings, frozen=True, kw_only=True, tag="postgres"):
     """A schema of a PostgreSQL database."""
 
-    url: Annotated[str, key("a URL or connection string; it may hold a password", "credential", restart=True)]
+    url: Annotated[str, key("URL or connection string; may contain a password", "credential", restart=True)]
     schema: Annotated[
-        str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,62}$"), key("the schema of the tables, made by the server", restart=True)
+        str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,62}$"), key("schema of the tables, created by the server", restart=True)
     ] = "sluiceway"
 
 

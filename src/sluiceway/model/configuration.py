@@ -28,46 +28,44 @@ CLUSTER_TIMES = ("settle_timeout", "round_interval", "heartbeat_interval", "beat
 class ServerSettings(Settings, frozen=True):
     """Listeners, TLS and authentication of the server."""
 
-    listen: Annotated[str, key("HOST:PORT of the API; port 0 takes a free one", restart=True)] = DEFAULT_LISTEN
+    listen: Annotated[str, key("HOST:PORT of the API; port 0 picks a free port", restart=True)] = DEFAULT_LISTEN
     admin_listen: Annotated[
-        str, key("HOST:PORT that alone serves what is for administrators, and /metrics; empty: listen serves that too", restart=True)
+        str, key("HOST:PORT of a second listener for administrators' calls and /metrics; empty: they are on `listen`", restart=True)
     ] = ""
     auth: Annotated[
         Literal["auto", "keys", "none"],
         key(
-            "whether callers need an API key; auto: unless all listeners are on loopback addresses and there is no admin_key", restart=True
+            "whether callers need an API key; auto: yes, unless all listeners are on loopback addresses and no admin_key is set",
+            restart=True,
         ),
     ] = "auto"
     admin_key: Annotated[
-        str, key("an API key with the scope admin that needs no record, to make the first ones", "secret", restart=True)
+        str, key("a secret that works as an API key with the scope admin, to create the first keys with", "secret", restart=True)
     ] = ""
-    tls_certificate: Annotated[
-        str, key("PEM file with the certificate and those between it and its root; empty: no TLS", "path", restart=True)
-    ] = ""
-    tls_key: Annotated[str, key("PEM file with the certificate's private key", "path", restart=True)] = ""
-    shutdown_timeout: Annotated[Millis, key("what requests in flight have to end once the server stops", "duration", restart=True)] = (
+    tls_certificate: Annotated[str, key("PEM file of the certificate and its intermediates; empty: no TLS", "path", restart=True)] = ""
+    tls_key: Annotated[str, key("PEM file of the certificate's private key", "path", restart=True)] = ""
+    shutdown_timeout: Annotated[Millis, key("time for requests in flight to finish when the server stops", "duration", restart=True)] = (
         SHUTDOWN_TIMEOUT
     )
     audit_entries: Annotated[
-        int, Meta(ge=MIN_AUDIT_ENTRIES, le=MAX_AUDIT_ENTRIES), key("how many entries of the audit trail are kept, the newest")
+        int, Meta(ge=MIN_AUDIT_ENTRIES, le=MAX_AUDIT_ENTRIES), key("number of audit entries kept; older ones are removed")
     ] = AUDIT_ENTRIES
     disk_reserve: Annotated[
         int,
         Meta(ge=0),
         key(
-            "bytes that produces leave free on each disk, but no more than a quarter of it; 0: none",
+            "bytes that produces leave free on each disk, at most a quarter of the disk; 0: no reserve",
             restart=True,
         ),
     ] = DISK_RESERVE
     new_queues: Annotated[
         Literal["safe", "plain"],
         key(
-            "settings that a call to create a queue does not name; safe: at most 20 attempts, a retry back-off of 1s to 10m, a dead queue; "
-            "plain: none of them",
+            "defaults of new queues; safe: at most 20 attempts, a retry back-off of 1s to 10m, a dead queue; plain: none of these",
             restart=True,
         ),
     ] = "safe"
-    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS), key("processes that serve the data directory together", restart=True)] = 1
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS), key("number of processes that share the data directory", restart=True)] = 1
 
 
 class ClusterSettings(Settings, frozen=True):
@@ -76,39 +74,52 @@ class ClusterSettings(Settings, frozen=True):
     meta: Annotated[
         str,
         key(
-            "the store that all instances of the cluster share: sqlite:PATH, postgresql://… or etcd://HOST:PORT; empty: no cluster",
+            "meta store that all instances of the cluster share: sqlite:PATH, postgresql://… or etcd://HOST:PORT; empty: no cluster",
             "credential",
             restart=True,
         ),
     ] = ""
     advertise: Annotated[
-        str, key("URL by which other instances reach this one; with several workers without a port; empty: by listen", restart=True)
+        str,
+        key(
+            "URL at which other instances reach this one, without a port if there are several workers; empty: taken from `listen`",
+            restart=True,
+        ),
     ] = ""
     ca: Annotated[
         str,
-        key("PEM file with the authorities whose certificates other instances have; empty: those of the system", "path", restart=True),
+        key("PEM file of the authorities that issue the other instances' certificates; empty: those of the system", "path", restart=True),
     ] = ""
     strategy: Annotated[
         Literal["", "rounds", "claims"],
-        key("how the instances divide the partitions, for all of them; empty: as the cluster has it, and a new one by rounds"),
+        key("how all instances divide the partitions; empty: the cluster's current strategy, rounds for a new cluster"),
     ] = ""
     settle_timeout: Annotated[
-        Millis | None, key("a round is sealed once no instance has joined it for so long; not set: as the cluster has it", "duration")
+        Millis | None,
+        key("quiet time without a new participant before a round is sealed; not set: the cluster's current value", "duration"),
     ] = None
-    round_interval: Annotated[Millis | None, key("the least between two rounds; not set: as the cluster has it", "duration")] = None
-    heartbeat_interval: Annotated[Millis | None, key("there is a round at least so often; not set: as the cluster has it", "duration")] = (
+    round_interval: Annotated[Millis | None, key("minimum time between two rounds; not set: the cluster's current value", "duration")] = (
         None
     )
+    heartbeat_interval: Annotated[
+        Millis | None, key("maximum time between two rounds; not set: the cluster's current value", "duration")
+    ] = None
     beat_interval: Annotated[
-        Millis | None, key("how often an instance shows that it lives; not set: as the cluster has it", "duration")
+        Millis | None, key("time between two heartbeats of an instance; not set: the cluster's current value", "duration")
     ] = None
     lease_timeout: Annotated[
         Millis | None,
-        key("an instance that could not show it for so long serves nothing of its own; not set: as the cluster has it", "duration"),
+        key(
+            "time without a stored heartbeat after which an instance stops serving its partitions; not set: the cluster's current value",
+            "duration",
+        ),
     ] = None
     member_timeout: Annotated[
         Millis | None,
-        key("an instance that was not heard of for so long is given up; not set: as the cluster has it", "duration"),
+        key(
+            "time without a heartbeat after which the others take over an instance's partitions; not set: the cluster's current value",
+            "duration",
+        ),
     ] = None
 
     @property
@@ -129,21 +140,23 @@ class ClusterSettings(Settings, frozen=True):
 class LogSettings(Settings, frozen=True):
     """Log of the server, on its standard error."""
 
-    format: Annotated[Literal["text", "json"], key("lines for people, or one JSON object per line")] = "text"
-    level: Annotated[Literal["debug", "info", "warning", "error"], key("the least that is logged")] = "info"
+    format: Annotated[Literal["text", "json"], key("text: lines for people; json: one object per line")] = "text"
+    level: Annotated[Literal["debug", "info", "warning", "error"], key("lowest level that is logged")] = "info"
 
 
 class LimitSettings(Settings, frozen=True):
     """Default rate limits of callers. A key's own rates take precedence."""
 
-    requests_per_second: Annotated[int, Meta(ge=0, le=MAX_KEY_RATE), key("requests of each API key; 0: no limit")] = 0
-    bytes_per_second: Annotated[int, Meta(ge=0, le=MAX_KEY_RATE), key("bytes of request bodies of each API key; 0: no limit")] = 0
+    requests_per_second: Annotated[int, Meta(ge=0, le=MAX_KEY_RATE), key("requests per second of each API key; 0: no limit")] = 0
+    bytes_per_second: Annotated[
+        int, Meta(ge=0, le=MAX_KEY_RATE), key("bytes per second of request bodies of each API key; 0: no limit")
+    ] = 0
 
 
 class TraceSettings(Settings, frozen=True):
     """Export of OpenTelemetry traces."""
 
-    endpoint: Annotated[str, key("URL that takes OTLP over HTTP; empty: no traces", restart=True)] = ""
+    endpoint: Annotated[str, key("URL of a collector for OTLP over HTTP; empty: no traces", restart=True)] = ""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
