@@ -16,12 +16,13 @@ RUN = (
     "../README.md",
     "tutorials/first-queue.md",
     "guides/client.md",
+    "guides/recipes.md",
     "guides/workers.md",
     "guides/cluster.md",
     "guides/rebalance.md",
     "guides/operations.md",
 )
-AT_ONCE = ("../README.md", "tutorials/first-queue.md", "guides/client.md")
+AT_ONCE = ("../README.md", "tutorials/first-queue.md", "guides/client.md", "guides/recipes.md")
 """Those that `make test` runs; the others wait for `make test-slow`."""
 SPARK = ("guides/from-kafka.md", "tutorials/spark.md")
 """Run by tests/spark/test_spark_docs.py, in one Spark session: the first starts it, the last stops it."""
@@ -35,7 +36,7 @@ NOT_YET = {
 }
 """Pages whose blocks do not run, with the reason. A page whose blocks all say so themselves is not here."""
 
-LANGUAGES = {"python", "sh", "dockerfile", "toml", "json", "sql", "text", "yaml", "console", "html", "ini"}
+LANGUAGES = {"python", "sh", "toml", "json", "sql", "text", "yaml", "console", "html", "ini", "dockerfile"}
 
 
 def pages(repository: Path) -> dict[str, str]:
