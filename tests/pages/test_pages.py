@@ -14,6 +14,7 @@ from tests.server.server_process import ServerProcess
 
 RUN = (
     "../README.md",
+    "../client/README.md",
     "tutorials/first-queue.md",
     "guides/client.md",
     "guides/recipes.md",
@@ -22,7 +23,7 @@ RUN = (
     "guides/rebalance.md",
     "guides/operations.md",
 )
-AT_ONCE = ("../README.md", "tutorials/first-queue.md", "guides/client.md", "guides/recipes.md")
+AT_ONCE = ("../README.md", "../client/README.md", "tutorials/first-queue.md", "guides/client.md", "guides/recipes.md")
 """Those that `make test` runs; the others wait for `make test-slow`."""
 SPARK = ("guides/from-kafka.md", "tutorials/spark.md")
 """Run by tests/spark/test_spark_docs.py, in one Spark session: the first starts it, the last stops it."""
@@ -40,9 +41,15 @@ LANGUAGES = {"python", "sh", "toml", "json", "sql", "text", "yaml", "console", "
 
 
 def pages(repository: Path) -> dict[str, str]:
-    """The README, the tutorials and the guides by their path from docs/."""
+    """The READMEs, the tutorials and the guides by their path from docs/."""
     docs = repository / "docs"
-    found = [repository / "README.md", docs / "index.md", *docs.glob("tutorials/*.md"), *docs.glob("guides/*.md")]
+    found = [
+        repository / "README.md",
+        repository / "client/README.md",
+        docs / "index.md",
+        *docs.glob("tutorials/*.md"),
+        *docs.glob("guides/*.md"),
+    ]
     return {os.path.relpath(path, docs): path.read_text(encoding="utf-8") for path in found}
 
 
