@@ -102,7 +102,9 @@ def test_a_body_that_goes_on_after_its_answer(server: Running, monkeypatch: pyte
     assert rest(server.raw(missing + b"more")).startswith(b"HTTP/1.1 404 ")
 
 
-def test_a_body_that_ends_after_its_answer(server: Running) -> None:
+def test_a_body_that_ends_after_its_answer(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long this process is not scheduled in between.
+    monkeypatch.setattr(connections, "LEFTOVER_TIMEOUT", 120_000)
     connection = server.raw(b"POST /v1/nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n")
     assert connection.recv(65_536).startswith(b"HTTP/1.1 404 ")
     connection.sendall(b"more" + GET + b"\r\n")
