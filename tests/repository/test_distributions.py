@@ -15,6 +15,7 @@ from email.message import Message
 from itertools import islice
 from pathlib import Path
 from textwrap import dedent
+from urllib.request import urlopen
 
 import pytest
 
@@ -111,32 +112,26 @@ def test_the_clients_source_distribution_makes_the_same_wheel(repository: Path, 
         }
 
 
-@pytest.fixture(scope="module")
-def alone(repository: Path, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the client's wheel, and the dependencies that the lock file has for it."""
+def installed(repository: Path, wheels: list[Path], place: Path, *options: str) -> Path:
+    """The programs of a new environment with these wheels, and the dependencies that the lock file has for the last one."""
     uv = repository / ".tools/bin/uv"
     if not uv.exists():
         pytest.skip("uv is not here: the environment was not made by `make setup`")
-    place = tmp_path_factory.mktemp("client")
-    command = [
-        uv,
-        "export",
-        "--locked",
-        "--package",
-        "sluiceway-client",
-        "--no-dev",
-        "--no-emit-workspace",
-        "--quiet",
-        "-o",
-        place / "needs.txt",
-    ]
-    ran(*command, cwd=repository)
+    package = "sluiceway-client" if wheels[-1].name.startswith("sluiceway_client") else "sluiceway"
+    export = [uv, "export", "--locked", "--package", package, "--no-dev", "--no-emit-workspace", "--quiet", "-o", place / "needs.txt"]
+    ran(*export, cwd=repository)
     ran(uv, "venv", "--quiet", "--python", sys.executable, place / "venv")
-    # With bytecode, as pip does by itself.
-    target = ["--python", place / "venv/bin/python", "--quiet", "--link-mode", "copy", "--compile-bytecode"]
+    target = ["--python", place / "venv/bin/python", "--quiet", *options]
     ran(uv, "pip", "install", *target, "--requirement", place / "needs.txt")
-    ran(uv, "pip", "install", *target, "--no-deps", wheels["sluiceway-client"])
+    ran(uv, "pip", "install", *target, "--no-deps", *wheels)
     return place / "venv/bin"
+
+
+@pytest.fixture(scope="module")
+def alone(repository: Path, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the client's wheel. With bytecode, as pip installs."""
+    place = tmp_path_factory.mktemp("client")
+    return installed(repository, [wheels["sluiceway-client"]], place, "--link-mode", "copy", "--compile-bytecode")
 
 
 def ran(*command: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -202,3 +197,25 @@ def test_the_client_alone_is_small(alone: Path) -> None:
     packages = next((alone.parent / "lib").glob("python3.*/site-packages"))
     mib = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file()) / 2**20
     assert mib <= 15
+
+
+def test_the_server_serves_from_its_wheels(
+    repository: Path, wheels: dict[str, Path], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an environment of its own, with the client of another."""
+    monkeypatch.delenv("SLUICEWAY_SERVER__NEW_QUEUES")
+    programs = installed(repository, [wheels["sluiceway-client"], wheels["sluiceway"]], tmp_path)
+    command: list[str | Path] = [programs / "sluiceway", "dev", "--port", "0", "--no-demo", "--no-open", "--data", tmp_path / "data"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        ran(alone / "sluiceway", "--url", url, "queue", "create", "emails")
+        ran(alone / "sluiceway", "--url", url, "produce", "emails", "ada@example.com")
+        assert json.loads(ran(alone / "sluiceway", "--url", url, "--json", "lease", "emails").stdout)["utf8"] == "ada@example.com"
+        with urlopen(f"{url}/ui/queues/emails/dead") as page:
+            assert b"emails-dead" in page.read()
+    finally:
+        server.terminate()
+        server.communicate()
+    assert server.returncode == 0
