@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from sluiceway.client import CallError, Client, Item
-from tests.server.server_process import ServerProcess, wait_until
+from tests.server.server_process import PATIENCE, ServerProcess, wait_until
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def test_a_copy_of_one_moment_under_load_has_what_was_acknowledged(tmp_path: Pat
                     except CallError:
                         return
 
-        load = threading.Thread(target=produce)
+        load = threading.Thread(target=produce, daemon=True)
         load.start()
         wait_until(lambda: acknowledged > 1_000, "some load")
         server.process.send_signal(signal.SIGSTOP)
@@ -77,7 +77,8 @@ def test_a_copy_of_one_moment_under_load_has_what_was_acknowledged(tmp_path: Pat
         shutil.copytree(data, backup)
         server.process.send_signal(signal.SIGCONT)
         stop.set()
-        load.join()
+        load.join(PATIENCE)
+        assert not load.is_alive()
     with served(backup) as (_, client):
         ready, leased, scheduled = counts(client, "orders")
         assert (leased, scheduled) == (0, 0)
