@@ -208,6 +208,10 @@ class ItemHistory:
             check(not self._is_spent(place.attempts), f"{item.payload} is offered beyond max_attempts")
         self._steps[disposition] += 1
         self.dispositions[was.offset] = {disposition}
+        if disposition == "retried" and not counted and any(each.verdict == "release" for each in asked):
+            # A retry that was spared, or a release: of the lease that it was only staged in, or of the item before it.
+            self.dispositions[was.offset].add("released")
+            self._unsure = True
         if disposition == "expired" and self.grace and any(each.verdict == "retry" for each in asked):
             self.dispositions[was.offset].add("retried")
             self._unsure = True

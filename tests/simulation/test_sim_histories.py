@@ -19,6 +19,12 @@ SEEDS = 90
 SOME = 30
 
 
+@pytest.mark.parametrize("seed", [1081])
+def test_seeds_that_failed_once_pass(seed: int) -> None:
+    """1081: a lease was released in which a retry was staged, on a queue with a circuit breaker."""
+    run_history(seed)
+
+
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(SOME, SEEDS, SOME))])
 def test_promises_are_kept_in_any_weather(first: int) -> None:
     tally: Counter[str] = Counter()
