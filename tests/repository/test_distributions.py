@@ -147,7 +147,8 @@ def python(alone: Path, code: str) -> str:
 
 
 def test_the_client_alone_produces_leases_and_works(alone: Path, tmp_path: Path) -> None:
-    (tmp_path / "tasks.py").write_text("def resize(item):\n    print('resized', item.json()['name'], flush=True)\n")
+    # Async, so in one thread: two threads that print write their lines into each other.
+    (tmp_path / "tasks.py").write_text("async def resize(item):\n    print('resized', item.json()['name'], flush=True)\n")
     with testing.server() as server:
         server.client.create_queue("resize")
         code = f"""
