@@ -1,4 +1,4 @@
-"""What may carry a client's calls in place of its own connections: for tests, and for whoever must see each call."""
+"""Transports: carry a client's calls in place of its own connections, for tests and for observers of each call."""
 
 from __future__ import annotations
 
