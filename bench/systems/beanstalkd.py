@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.pipeline import Pipeline
 from bench.processes import free_port, listening, output_of, program, stopped_at_the_end
-from sluiceway.bench.work import Done, Served, Work, repeat, run
+from sluiceway.bench.work import Client, Done, Served, Work, repeat, run
 
 GUARANTEES = {"beanstalkd": "A job is confirmed when it is in the log (-b), which is synced at every write (-f0)."}
 PIPELINE = 50
@@ -59,7 +59,7 @@ async def _drive(port: int, work: Work, seconds: float) -> Done:
     return done
 
 
-class Beanstalk(Pipeline[bytes]):
+class Beanstalk(Pipeline[bytes], Client):
     """The subset of the protocol that this work needs."""
 
     def __init__(self, work: Work) -> None:
@@ -99,13 +99,27 @@ class Beanstalk(Pipeline[bytes]):
 
     async def lease(self) -> tuple[int, Any]:
         self._size = 0
-        answers = await self.call(self._reserves, self._work.batch)
+        return self._jobs(await self.call(self._reserves, self._work.batch))
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        self._size, count = 0, len(leased)
+        answers = await self.call(self._deletes(leased) + self._reserves, count + self._work.batch)
+        _check_deleted(answers[:count])
+        return self._jobs(answers[count:])
+
+    def _jobs(self, answers: list[bytes]) -> tuple[int, Any]:
         jobs = [answer.split(b" ", 2)[1] for answer in answers if answer.startswith(b"RESERVED")]
         if self._size != len(jobs) * self._work.payload:
             raise RuntimeError(f"{self._size} bytes of payload reserved in {len(jobs)} jobs")
         return len(jobs), jobs
 
     async def complete(self, leased: Any) -> None:
-        answers = await self.call(b"".join([b"delete %s\r\n" % job for job in leased]), len(leased))
-        if answers != [b"DELETED"] * len(leased):
-            raise RuntimeError("not all deleted")
+        _check_deleted(await self.call(self._deletes(leased), len(leased)))
+
+    def _deletes(self, leased: list[bytes]) -> bytes:
+        return b"".join([b"delete %s\r\n" % job for job in leased])
+
+
+def _check_deleted(answers: list[bytes]) -> None:
+    if answers != [b"DELETED"] * len(answers):
+        raise RuntimeError("not all deleted")

@@ -23,7 +23,7 @@ from confluent_kafka import Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from bench.kafka import SETTINGS, VERSION, Broker, NotFoundError, fetch, java
-from sluiceway.bench.work import Done, Served, Work, repeat, run
+from sluiceway.bench.work import Client, Done, Served, Work, repeat, run
 
 GUARANTEES = {
     "kafka-share": "A record is confirmed when the one broker has it in memory that outlives its process, not the machine; so are commits.",
@@ -147,7 +147,7 @@ def _fail(done: asyncio.Future[None], error: Exception) -> None:
         done.set_exception(error)
 
 
-class _Client:
+class _Client(Client):
     """A client whose consumer blocks in a thread."""
 
     def __init__(self, address: str, topic: str, producer: _Producer, threads: ThreadPoolExecutor, work: Work) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.processes import free_port, listening, output_of, program, stopped_at_the_end
-from sluiceway.bench.work import Done, Served, Work, repeat, run
+from sluiceway.bench.work import Client, Done, Served, Work, repeat, run
 
 GUARANTEES = {
     "nats": "An item is confirmed when it is in the stream's file, which is synced every two minutes: a crash of the machine loses these.",
@@ -81,7 +81,7 @@ async def _drive(address: str, work: Work, seconds: float) -> Done:
     return done
 
 
-class Nats:
+class Nats(Client):
     """Client with callbacks for confirmations and items: nats-py's own `publish` and `fetch` have a timer and a task for each message."""
 
     def __init__(self, connection: Any, work: Work) -> None:
@@ -121,8 +121,19 @@ class Nats:
         await self._done
 
     async def lease(self) -> tuple[int, Any]:
+        await self._begin_pull()
+        return await self._pulled()
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        await self._begin_pull()
+        await self.complete(leased)
+        return await self._pulled()
+
+    async def _begin_pull(self) -> None:
         self._leased, self._size, self._done = [], 0, self._loop.create_future()
         await self._connection.publish("$JS.API.CONSUMER.MSG.NEXT.bench.bench", self._pull, self._items)
+
+    async def _pulled(self) -> tuple[int, Any]:
         await self._done
         if self._size != len(self._leased) * self._work.payload:
             raise RuntimeError(f"{self._size} bytes of payload leased in {len(self._leased)} items")

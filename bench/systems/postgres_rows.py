@@ -31,7 +31,7 @@ from psycopg import pq
 from bench.processes import free_port, program
 from sluiceway.bench.servers import SLUICEWAY, server
 from sluiceway.bench.systems.sluiceway import lean
-from sluiceway.bench.work import Done, Served, Work, repeat, run
+from sluiceway.bench.work import Client, Done, Served, Work, repeat, run
 
 _SYNCED = "when its transaction is in the synced log of PostgreSQL (fsync=on, synchronous_commit=on); so are leases and completions."
 GUARANTEES = {
@@ -73,7 +73,8 @@ UPDATE queue SET visible_at = now() + interval '1 minute', attempts = attempts +
 WHERE id = ANY (ARRAY (SELECT id FROM queue WHERE visible_at <= now() ORDER BY visible_at LIMIT $1 FOR UPDATE SKIP LOCKED))
 RETURNING id, payload"""
 COMPLETE = b"DELETE FROM queue WHERE id = ANY ($1::int8[])"
-STATEMENTS = {b"produce": PRODUCE, b"lease": LEASE, b"complete": COMPLETE}
+COMPLETE_AND_LEASE = b"WITH done AS (DELETE FROM queue WHERE id = ANY ($2::int8[]))" + LEASE
+STATEMENTS = {b"produce": PRODUCE, b"lease": LEASE, b"complete": COMPLETE, b"next": COMPLETE_AND_LEASE}
 _BYTEA, _INT8 = 17, 20
 """Type numbers, as binary arrays name them."""
 
@@ -219,7 +220,7 @@ async def _drive(dsn: str, work: Work, seconds: float) -> Done:
             client.close()
 
 
-class RowsClient:
+class RowsClient(Client):
     def __init__(self, dsn: str, work: Work) -> None:
         self._size = work.payload
         self._items = [_array(_BYTEA, [b"x" * work.payload] * work.batch)]
@@ -242,7 +243,13 @@ class RowsClient:
         await self._run(b"produce", self._items)
 
     async def lease(self) -> tuple[int, Any]:
-        result = await self._run(b"lease", self._count)
+        return self._read(await self._run(b"lease", self._count))
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        # The statement's answer counts what it leased, not what it deleted. `complete` checks that at the end.
+        return self._read(await self._run(b"next", [*self._count, _array(_INT8, leased)]))
+
+    def _read(self, result: pq.abc.PGresult) -> tuple[int, Any]:
         ids, size, value = [], 0, result.get_value
         for row in range(result.ntuples):
             ids.append(value(row, 0))
@@ -258,7 +265,7 @@ class RowsClient:
 
     def _run(self, name: bytes, parameters: list[bytes]) -> asyncio.Future[pq.abc.PGresult]:
         self._answer = self._loop.create_future()
-        self._pg.send_query_prepared(name, parameters, [pq.Format.BINARY], pq.Format.BINARY)
+        self._pg.send_query_prepared(name, parameters, [pq.Format.BINARY] * len(parameters), pq.Format.BINARY)
         if self._pg.flush():
             self._loop.add_writer(self._pg.socket, self._on_writable)
         return self._answer

@@ -25,7 +25,7 @@ from pika import frame, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 
 from bench.processes import free_port, listening, program, stopped_at_the_end
-from sluiceway.bench.work import Done, Served, Work, repeat, run
+from sluiceway.bench.work import Client, Done, Served, Work, repeat, run
 
 _SYNCED = "An item is confirmed when the queue's log (of one node here) has it and is synced. Acknowledgements are not confirmed."
 GUARANTEES = {"rabbitmq-quorum": _SYNCED, "rabbitmq-quorum-raw": _SYNCED}
@@ -119,7 +119,7 @@ async def _drive(raw: bool, address: str, work: Work, seconds: float) -> Done:
             await each.close()
 
 
-class _Batches(ABC):
+class _Batches(Client, ABC):
     """Published and confirmed messages, and received ones."""
 
     def __init__(self, work: Work) -> None:

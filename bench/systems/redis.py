@@ -81,7 +81,7 @@ async def _drive(raw: bool, port: int, work: Work, seconds: float) -> Done:
     return done
 
 
-class Python:
+class Python(Client):
     def __init__(self, redis: Any, number: int, work: Work) -> None:
         self._redis, self._work = redis, work
         self._name = f"client-{number}"
@@ -97,7 +97,18 @@ class Python:
         await pipeline.execute()
 
     async def lease(self) -> tuple[int, Any]:
-        answer = await self._redis.xreadgroup("bench", self._name, {"bench": ">"}, count=self._work.batch, block=PATIENCE)
+        return self._read(await self._redis.xreadgroup("bench", self._name, {"bench": ">"}, count=self._work.batch, block=PATIENCE))
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.xack("bench", "bench", *leased)
+        pipeline.xdel("bench", *leased)
+        pipeline.xreadgroup("bench", self._name, {"bench": ">"}, count=self._work.batch, block=PATIENCE)
+        *done, answer = await pipeline.execute()
+        _check_done(done, leased)
+        return self._read(answer)
+
+    def _read(self, answer: Any) -> tuple[int, Any]:
         if not answer:
             return 0, []
         entries = answer[0][1]
@@ -108,11 +119,10 @@ class Python:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.xack("bench", "bench", *leased)
         pipeline.xdel("bench", *leased)
-        if await pipeline.execute() != [len(leased)] * 2:
-            raise RuntimeError("not all acknowledged and deleted")
+        _check_done(await pipeline.execute(), leased)
 
 
-class Raw(Pipeline[Any]):
+class Raw(Pipeline[Any], Client):
     """RESP with minimal overhead over the socket."""
 
     def __init__(self, work: Work) -> None:
@@ -142,6 +152,14 @@ class Raw(Pipeline[Any]):
 
     async def lease(self) -> tuple[int, Any]:
         (answer,) = await self.call(self._lease)
+        return self._entries(answer)
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        *done, answer = await self.call(self._acknowledges(leased) + self._lease, 3)
+        _check_done(done, leased)
+        return self._entries(answer)
+
+    def _entries(self, answer: Any) -> tuple[int, Any]:
         if answer is None:
             return 0, []
         entries = answer[0][1]
@@ -149,9 +167,15 @@ class Raw(Pipeline[Any]):
         return len(entries), [entry for entry, _ in entries]
 
     async def complete(self, leased: Any) -> None:
-        command = self._pack((b"XACK", b"bench", GROUP, *leased)) + self._pack((b"XDEL", b"bench", *leased))
-        if await self.call(command, 2) != [len(leased)] * 2:
-            raise RuntimeError("not all acknowledged and deleted")
+        _check_done(await self.call(self._acknowledges(leased), 2), leased)
+
+    def _acknowledges(self, leased: list[bytes]) -> bytes:
+        return bytes(self._pack((b"XACK", b"bench", GROUP, *leased)) + self._pack((b"XDEL", b"bench", *leased)))
+
+
+def _check_done(answers: list[Any], leased: Any) -> None:
+    if answers != [len(leased)] * 2:
+        raise RuntimeError("not all acknowledged and deleted")
 
 
 def _check(payload: int, count: int, work: Work) -> None:

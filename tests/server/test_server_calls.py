@@ -111,7 +111,7 @@ def test_json_items_come_back_as_they_were(server: Running) -> None:
     assert got["leases"] == [
         {"lease_id": first["lease_id"], "partition": made["partition"], "count": 2, "lease_deadline": first["lease_deadline"]}
     ]
-    assert server.lease(name) == {"queue_name": name, "partition": None, "leases": [], "items": []}
+    assert server.lease(name) == {"queue_name": name, "partition": None, "leases": [], "items": [], "completed": None}
 
 
 def test_arrow_in_and_out(server: Running) -> None:
@@ -168,6 +168,42 @@ def test_leases_alone(server: Running) -> None:
     server.produce(name, "a", "b")
     got = server.lease(name, payload=False)
     assert (got["leases"][0]["count"], got["items"]) == (2, [])
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_a_lease_completes_what_was_handled(server: Running, arrow: bool) -> None:
+    name = server.queue()
+    server.produce(name, "a", "b", "c")
+    first = server.lease(name, batch_size=2)
+    assert first["completed"] is None
+    done = {"ids": ids(first)[:1], "handler_times": [{"handler_time": "40ms"}]}
+    if arrow:
+        about, got = read_arrow(server, "queue.lease", queue_name=name, client_id="c", batch_size=2, complete=done)
+        assert (about["completed"], got.column("payload").to_pylist()) == ({"completed": 1, "ignored": []}, [b"c"])
+        lease_ids = [first["leases"][0]["lease_id"], about["leases"][0]["lease_id"]]
+    else:
+        got = server.lease(name, batch_size=2, complete=done)
+        assert (got["completed"], texts(got)) == ({"completed": 1, "ignored": []}, ["c"])
+        lease_ids = [first["leases"][0]["lease_id"], got["leases"][0]["lease_id"]]
+    last = server.lease(name, complete={"lease_ids": lease_ids})
+    assert (last["completed"], last["leases"]) == ({"completed": 2, "ignored": []}, [])
+    again = server.lease(name, complete={"lease_ids": lease_ids})
+    assert (again["completed"]["completed"], {each["reason"] for each in again["completed"]["ignored"]}) == (0, {"completed"})
+    assert balances(server.totals(name))
+    assert server.totals(name)["completed"] == 3
+
+
+def test_a_lease_that_waits_confirms_its_completion_when_it_ends(server: Running) -> None:
+    name = server.queue()
+    server.produce(name, "a")
+    first = server.lease(name)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.lease, name, request_timeout="15m", complete={"ids": ids(first)})
+        eventually(lambda: server.totals(name)["completed"] == 1)
+        assert not waiting.done()
+        server.produce(name, "wake")
+        answer = waiting.result(PATIENCE)
+    assert (answer["completed"]["completed"], texts(answer)) == (1, ["wake"])
 
 
 def test_lease_key_answers_again_with_the_same_lease(server: Running) -> None:

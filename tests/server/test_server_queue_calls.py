@@ -11,21 +11,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from sluiceway.client import Backoff, CallError, Client, Ignored, Retry
+from sluiceway.client import Backoff, CallError, Client, Completed, Ignored, Retry
 from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import (
+    DONE,
     RELEASE,
     Clear,
     Cleared,
     Explanation,
     Extended,
+    Lease,
+    Leased,
     LeaseInfo,
     QueuePatch,
     QueueSpec,
     Redrive,
     Redriven,
     Selection,
+    Settle,
     Settled,
 )
 from tests.client.client_faces import Blocking
@@ -140,6 +144,40 @@ def test_release(service: FakeService, client: Client) -> None:
     assert (items.disposition, items.offsets.tolist()) == (RELEASE, [7, 9])
     assert asked.selections[2] == [Selection(RELEASE, lease=4)]  # type: ignore[attr-defined]
     assert (asked.client_id, asked.strict) == ("c", False)  # type: ignore[attr-defined]
+
+
+def test_a_lease_that_completes(service: FakeService, client: Client, shared: tuple[FakeService, str]) -> None:
+    service.script = [Leased([]), Settled(completed=3, ignored=[("k7f3q2ma.0.9", "completed")])]
+    leased = client.lease("q", complete_ids=[ITEM, "k7f3q2ma.0.9"], complete_lease_ids=[LEASE])
+    assert leased.completed == Completed(completed=3, ignored=[Ignored(id="k7f3q2ma.0.9", reason="completed")])
+    asked, completion = service.asked
+    assert (type(asked), type(completion)) == (Lease, Settle)
+    (items,) = completion.selections[0]  # type: ignore[attr-defined]
+    assert (items.disposition, items.offsets.tolist()) == (DONE, [7, 9])
+    assert completion.selections[2] == [Selection(DONE, lease=4)]  # type: ignore[attr-defined]
+    with pytest.raises(CallError, match=r"complete\.ids\[1\]: ") as raised:
+        client.lease("q", complete_ids=[ITEM, "seven"])
+    assert raised.value.field == "complete.ids[1]"
+    empty = httpx.post(f"{shared[1]}/v1/queue.lease", json={"queue_name": "q", "client_id": "c", "complete": {}})
+    assert (empty.status_code, empty.json()["field"]) == (400, "complete.ids")
+    assert len(service.asked) == 2
+
+
+@pytest.mark.parametrize("lease_key", [None, "k"])
+def test_leases_are_released_if_the_completion_fails(service: FakeService, client: Client, lease_key: str | None) -> None:
+    """A client that is answered with an error does not know of them. With a key it gets them when it repeats the call."""
+    service.script = [Leased([LeaseInfo(1, 8, 2, NOW)]), SluicewayError("partition_damaged", "partition 0 is damaged"), Settled(released=2)]
+    with pytest.raises(CallError, match="partition 0 is damaged"):
+        client.lease("q", lease_key=lease_key, complete_ids=[ITEM])
+    released = [asked.selections for asked in service.asked[2:]]  # type: ignore[attr-defined]
+    assert released == ([{1: [Selection(RELEASE, lease=8)]}] if lease_key is None else [])
+
+
+def test_an_error_of_the_lease_comes_after_the_completion(service: FakeService, client: Client) -> None:
+    service.script = [SluicewayError("too_many_requests", "16 requests wait"), Settled(completed=1)]
+    with pytest.raises(CallError, match="16 requests wait"):
+        client.lease("q", complete_ids=[ITEM])
+    assert [type(asked) for asked in service.asked] == [Lease, Settle]
 
 
 def test_extend_by_item(service: FakeService, client: Client) -> None:

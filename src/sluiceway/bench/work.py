@@ -33,8 +33,8 @@ _SINGLE = re.compile(r"single-(cycle|produce|latency)-c(\d+)")
 class Work:
     """Work that each of `clients` clients repeats with `batch` items of `payload` bytes.
 
-    `cycle`: produce, lease, complete; `produce`: produce only; `latency`: PACE cycles a second, each call timed. `form` applies to our
-    systems: a peer has its own protocol.
+    `cycle`: produce, lease, complete, where a batch is completed as the next one is leased; `produce`: produce only; `latency`: PACE cycles
+    a second, each of its three calls timed. `form` applies to our systems: a peer has its own protocol.
     """
 
     kind: Kind
@@ -95,6 +95,11 @@ class Client(Protocol):
     async def complete(self, leased: Any) -> None:
         """Complete the leased items; returns when that is confirmed."""
 
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        """`complete` and `lease`: in one exchange, or one after the other where the system, or its client, has no such exchange."""
+        await self.complete(leased)
+        return await self.lease()
+
 
 listeners: list[Callable[[str], None]] = []
 """Called at the beginning and end of a slice; in a client's process they report to the harness (`slice_process.py`)."""
@@ -142,14 +147,16 @@ async def _produces(client: Client, work: Work, until: float) -> int:
 
 
 async def _cycles(client: Client, work: Work, until: float) -> int:
-    done = 0
+    done = count = 0
+    leased: Any = None
     while time.perf_counter() < until:
         await client.produce()
-        count, leased = await client.lease()
-        if count:
-            await client.complete(leased)
-            done += count
-    return done
+        before = count
+        count, leased = await (client.complete_and_lease(leased) if count else client.lease())
+        done += before
+    if count:
+        await client.complete(leased)
+    return done + count
 
 
 async def _paced(client: Client, until: float, latencies: dict[str, list[float]]) -> int:

@@ -14,7 +14,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("Arrow tables need pyarrow: pip install 'sluiceway-client[arrow]'", name=error.name) from None
 
-from sluiceway.client.answers import Lease
+from sluiceway.client.answers import Completed, Lease
 from sluiceway.kernel.errors import invalid
 
 
@@ -25,6 +25,7 @@ class _Head(msgspec.Struct):
     incarnation: str
     partition: int | None = None
     leases: list[Lease] = []
+    completed: Completed | None = None
     cursor: str | None = None
 
 
@@ -63,6 +64,7 @@ class LeasedTable:
     partition: int | None
     leases: list[Lease]
     table: pa.Table
+    completed: Completed | None = None
 
     @property
     def lease_ids(self) -> list[str]:
@@ -124,7 +126,7 @@ def _table_of(rows: object) -> pa.Table:
 def read_leased(body: bytes) -> LeasedTable:
     """Decode the Arrow answer of a lease. Raises ValueError (pyarrow's or msgspec's) if the body is not such an answer."""
     head, table = _read(body)
-    return LeasedTable(head.queue_name, head.incarnation, head.partition, head.leases, table)
+    return LeasedTable(head.queue_name, head.incarnation, head.partition, head.leases, table, head.completed)
 
 
 def read_browsed(body: bytes) -> BrowsedTable:

@@ -151,7 +151,10 @@ def lease(
     lease_key: str | None,
     partition: int | None = None,
     after_lease: str | None = None,
+    complete_ids: Iterable[str] = (),
+    complete_lease_ids: Iterable[str] = (),
 ) -> Call[answers.Leased]:
+    ids, lease_ids = listed(complete_ids, "complete_ids"), listed(complete_lease_ids, "complete_lease_ids")
     fields = given(
         queue_name=queue_name,
         client_id=client_id,
@@ -161,6 +164,7 @@ def lease(
         lease_key=lease_key,
         partition=partition,
         after_lease=after_lease,
+        complete=given(ids=ids or None, lease_ids=lease_ids or None) or None,
     )
     # Without a key, a repeat would lease other items, and the first ones would stay leased until their lease runs out.
     about = About(queue_name, takes=True) if partition is None else About(queue_name, numbers=[partition])

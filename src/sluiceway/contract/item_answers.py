@@ -78,6 +78,25 @@ class LeasedItem(Answer, frozen=True):
             raise ValueError(f"the payload of item {self.id} is not JSON: {error}") from None
 
 
+class Ignored(Answer, frozen=True, kw_only=True):
+    """An id on which the call did nothing, and why."""
+
+    id: Annotated[str, about("The item or lease that was named.")]
+    reason: Annotated[str, one_of(IgnoredReason), about("What is known of it; docs/reference/api.md has the list.")]
+
+
+_Ignored = Annotated[
+    list[Ignored], about("What the call did nothing with, because it was settled before, or was never leased (by this client).")
+]
+
+
+class Completed(Answer, frozen=True, kw_only=True):
+    """How many items were completed."""
+
+    completed: Annotated[int, about("Items that are done.")]
+    ignored: _Ignored = []
+
+
 class Leased(Answer, frozen=True, kw_only=True):
     """What a lease call got: leases with their items, or none, if there was nothing in time. Iterating gives the items."""
 
@@ -85,6 +104,7 @@ class Leased(Answer, frozen=True, kw_only=True):
     partition: Annotated[int | None, about("That of the first lease.")] = None
     leases: Annotated[list[Lease], about("The leases.")] = []
     items: Annotated[list[LeasedItem], about("The items.")] = []
+    completed: Annotated[Completed | None, about("What the call completed; null: it named nothing to complete.")] = None
 
     @property
     def ids(self) -> list[str]:
@@ -113,30 +133,11 @@ class Peeked(Answer, frozen=True, kw_only=True):
 # -- outcomes ---------------------------------------------------------------------------------------------------------
 
 
-class Ignored(Answer, frozen=True, kw_only=True):
-    """An id on which the call did nothing, and why."""
-
-    id: Annotated[str, about("The item or lease that was named.")]
-    reason: Annotated[str, one_of(IgnoredReason), about("What is known of it; docs/reference/api.md has the list.")]
-
-
 class Left(Ignored, frozen=True, kw_only=True):
     """An id on which the call did not act, and why."""
 
     id: Annotated[str, about("The item that was named.")]
     reason: Annotated[str, one_of(LeftReason), about("Why, in a word: docs/reference/api.md has the list.")]
-
-
-_Ignored = Annotated[
-    list[Ignored], about("What the call did nothing with, because it was settled before, or was never leased (by this client).")
-]
-
-
-class Completed(Answer, frozen=True, kw_only=True):
-    """How many items were completed."""
-
-    completed: Annotated[int, about("Items that are done.")]
-    ignored: _Ignored = []
 
 
 class Retried(Answer, frozen=True, kw_only=True):

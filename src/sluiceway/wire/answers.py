@@ -16,7 +16,6 @@ from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.contract.queue_settings import Partition, QueueInfo, QueuePage
 from sluiceway.contract.rebalances import OpenRebalance
 from sluiceway.core.queue.routing import Peer
-from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.model.items import OPTIONAL
@@ -124,15 +123,32 @@ def produced(record: QueueRecord, answer: Produced) -> bytes:
     )
 
 
-def leased(record: QueueRecord, answer: Leased, *, arrow: bool) -> Body:
-    """The leases and their items, as JSON or as an Arrow stream. `answer.batches` is empty if the call did not ask for items."""
+def leased(record: QueueRecord, answer: Leased, settled: Settled | None = None, *, arrow: bool) -> Body:
+    """The leases and their items, as JSON or as an Arrow stream. `answer.batches` is empty if the call did not ask for items.
+
+    `settled`: what the call completed, if it named anything.
+    """
+    done = None if settled is None else items.Completed(completed=settled.completed, ignored=_ignored(settled.ignored))
     partition, leases = answer.leases[0].partition if answer.leases else None, _leases(record, answer.leases)
     if arrow:
-        about = {"queue_name": record.queue_name, "partition": partition, "leases": leases, "incarnation": record.incarnation}
+        about: dict[str, Any] = {
+            "queue_name": record.queue_name,
+            "partition": partition,
+            "leases": leases,
+            "incarnation": record.incarnation,
+        }
+        if done is not None:
+            about["completed"] = done
         return encode_leased([in_columns(batch) for batch in answer.batches], about)
     deadlines = {(lease.partition, lease.number): time_field(lease.lease_deadline) for lease in answer.leases}
     return encode(
-        items.Leased(queue_name=record.queue_name, partition=partition, leases=leases, items=_items(record, answer.batches, deadlines))
+        items.Leased(
+            queue_name=record.queue_name,
+            partition=partition,
+            leases=leases,
+            items=_items(record, answer.batches, deadlines),
+            completed=done,
+        )
     )
 
 

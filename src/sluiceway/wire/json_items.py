@@ -31,6 +31,7 @@ from sluiceway.model.small_batch import MOST as MAX_FEW
 from sluiceway.model.small_batch import SmallBatch
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, PartitionNumber, given_text, lease_timeout, request_timeout
 from sluiceway.wire.item_limits import check_batch, check_count
+from sluiceway.wire.json_outcomes import Completion
 from sluiceway.wire.outcome_selection import belongs, check_partition
 
 _OPTIONAL = {field.name: field for field in OPTIONAL}
@@ -181,6 +182,7 @@ class LeaseCall(Call):
     partition: PartitionNumber | None = None
     after_lease: LeaseIdText | None = None
     before_offsets: Annotated[dict[PartitionNumber, Natural], Meta(max_length=MAX_PARTITIONS)] | None = None
+    complete: Completion | None = None
 
     def request(self, record: QueueRecord) -> Lease:
         """The lease to run. Raises `invalid_request`.

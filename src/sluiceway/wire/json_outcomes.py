@@ -20,7 +20,7 @@ from sluiceway.contract.fields import (
     TraceText,
 )
 from sluiceway.kernel.clock import Millis, check_duration, parse_time
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDULE, MAX_TRACE_BYTES
 from sluiceway.kernel.names import check_text
 from sluiceway.model.queue import QueueRecord
@@ -35,6 +35,9 @@ class HandlerTime(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     handler_time: Duration
     items: Annotated[int, msgspec.Meta(ge=1, le=MAX_ITEMS_ARROW)] = 1
+
+
+HandlerTimes = Annotated[tuple[HandlerTime, ...], UP_TO_JSON]
 
 
 class SettleFields(Call):
@@ -98,7 +101,7 @@ class SelectCall(_IdsCall):
 class CompleteCall(SelectCall):
     """`queue.complete`: also the items' handler times."""
 
-    handler_times: Annotated[tuple[HandlerTime, ...], UP_TO_JSON] = ()
+    handler_times: HandlerTimes = ()
 
     def done(self, record: QueueRecord) -> Settle:
         """The settle to run. Raises `invalid_request` and `too_many_items`."""
@@ -108,6 +111,22 @@ class CompleteCall(SelectCall):
             for at, each in enumerate(self.handler_times)
         ]
         return wanted
+
+
+class Completion(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What `queue.lease` completes, with the fields of `queue.complete`."""
+
+    ids: Annotated[list[ItemIdText], UP_TO_JSON] | None = None
+    lease_ids: Annotated[list[LeaseIdText], UP_TO_JSON] | None = None
+    handler_times: HandlerTimes = ()
+
+    def done(self, record: QueueRecord) -> Settle:
+        """The settle to run. Raises `invalid_request` and `too_many_items`, which name the field within `complete`."""
+        call = CompleteCall(queue_name=record.queue_name, ids=self.ids, lease_ids=self.lease_ids, handler_times=self.handler_times)
+        try:
+            return call.done(record)
+        except SluicewayError as error:
+            raise SluicewayError(error.code, f"complete.{error.detail}", f"complete.{error.field}") from None
 
 
 class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):

@@ -22,7 +22,7 @@ from sluiceway import __version__
 from sluiceway.bench.rows import payload_of, rows_of
 from sluiceway.bench.servers import SLUICEWAY, server
 from sluiceway.bench.systems.sluiceway import PARTITIONS, lean
-from sluiceway.bench.work import Done, Served, Work, repeat, run
+from sluiceway.bench.work import Client, Done, Served, Work, repeat, run
 from sluiceway.instance.service import Service
 from sluiceway.model.requests import DONE, Lease, Produce, QueueSpec, Selection, Settle
 from sluiceway.server.run import spare_the_collector
@@ -76,7 +76,7 @@ async def _in_process(folder: Path, work: Work, seconds: float) -> Done:
         await service.stop()
 
 
-class Here:
+class Here(Client):
     """A client task in the instance's own process."""
 
     def __init__(self, service: Service, work: Work) -> None:
@@ -114,7 +114,7 @@ async def _on_disk(folder: Path, work: Work, seconds: float) -> Done:
                 file.close()
 
 
-class File:
+class File(Client):
     """One file, overwritten cyclically: in `threads`, or without them on the loop, where no other task waits."""
 
     def __init__(self, path: Path, threads: ThreadPoolExecutor | None, work: Work) -> None:

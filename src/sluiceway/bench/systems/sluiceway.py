@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ async def lean(url: str, work: Work, seconds: float, queue: str | None = None) -
     return done
 
 
-class Arrow:
+class Arrow(Client):
     """Client with payloads in columns, both ways."""
 
     def __init__(self, connection: Connection, queue: str, work: Work) -> None:
@@ -87,7 +87,19 @@ class Arrow:
         await self._connection.call(self._produce)
 
     async def lease(self) -> tuple[int, Any]:
-        stream = pa.ipc.open_stream(await self._connection.call(self._lease))
+        return self._read(await self._connection.call(self._lease))
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        answer = await self._connection.call(*self._next(leased[1]))
+        _check_completed(answer, leased[0])
+        return self._read(answer)
+
+    def _next(self, leases: list[str]) -> tuple[bytes, bytes]:
+        body = _lease(self._queue, self._work, leases)
+        return head("/v1/queue.lease", len(body), accept=ARROW), body
+
+    def _read(self, answer: bytes) -> tuple[int, Any]:
+        stream = pa.ipc.open_stream(answer)
         about = json.loads(stream.schema.metadata[b"sluiceway"])
         count = sum(lease["count"] for lease in about["leases"])
         column = stream.schema.get_field_index("payload")
@@ -116,9 +128,9 @@ class _Leased(msgspec.Struct):
 _leased = msgspec.json.Decoder(_Leased).decode
 
 
-class Json:
+class Json(Client):
     def __init__(self, connection: Connection, queue: str, work: Work) -> None:
-        self._connection, self._queue = connection, queue
+        self._connection, self._queue, self._work = connection, queue, work
         payload = base64.b64encode(b"x" * work.payload).decode()
         self._size = len(payload)
         body = json.dumps({"queue_name": queue, "items": [{"bytes": payload}] * work.batch}).encode()
@@ -129,7 +141,16 @@ class Json:
         await self._connection.call(self._produce)
 
     async def lease(self) -> tuple[int, Any]:
-        answer = _leased(await self._connection.call(self._lease))
+        return self._read(await self._connection.call(self._lease))
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        body = _lease(self._queue, self._work, leased[1])
+        answer = await self._connection.call(head("/v1/queue.lease", len(body)), body)
+        _check_completed(answer, leased[0])
+        return self._read(answer)
+
+    def _read(self, body: bytes) -> tuple[int, Any]:
+        answer = _leased(body)
         count = len(answer.items)
         _check(sum(len(item.bytes) for item in answer.items), count * self._size)
         return count, (count, [lease.lease_id for lease in answer.leases])
@@ -138,7 +159,7 @@ class Json:
         await _complete(self._connection, self._queue, *leased)
 
 
-class Protobuf:
+class Protobuf(Client):
     """Client with Querator's messages: it completes items by their ids, and its answers have no count."""
 
     def __init__(self, connection: Connection, queue: str, work: Work) -> None:
@@ -165,15 +186,19 @@ class Protobuf:
         await self._connection.call(head("/v1/queue.complete", len(body), PROTOBUF, PROTOBUF), body)
 
 
-def _lease(queue: str, work: Work) -> bytes:
+def _lease(queue: str, work: Work, complete: Sequence[str] = ()) -> bytes:
+    """The body of a lease that completes these leases."""
     fields = {"queue_name": queue, "client_id": "bench", "batch_size": work.batch, "request_timeout": PATIENCE}
-    return json.dumps(fields).encode()
+    return json.dumps({**fields, "complete": {"lease_ids": complete}} if complete else fields).encode()
 
 
 async def _complete(connection: Connection, queue: str, count: int, leases: list[str]) -> None:
     body = json.dumps({"queue_name": queue, "lease_ids": leases}).encode()
-    answer = await connection.call(head("/v1/queue.complete", len(body)), body)
-    if b'"completed":%d' % count not in answer:
+    _check_completed(await connection.call(head("/v1/queue.complete", len(body)), body), count)
+
+
+def _check_completed(answer: bytes, count: int) -> None:
+    if b'"completed":%d,' % count not in answer:
         raise RuntimeError(f"not all of {count} items completed: {answer!r}")
 
 
@@ -201,7 +226,7 @@ async def _python(url: str, work: Work, seconds: float) -> Done:
         return done
 
 
-class Python:
+class Python(Client):
     """Client with one call of the Python client per API call, in JSON."""
 
     def __init__(self, client: AsyncClient, queue: str, work: Work) -> None:
@@ -212,15 +237,18 @@ class Python:
         await self._client.produce(self._queue, self._items)
 
     async def lease(self) -> tuple[int, Any]:
-        leased = await self._client.lease(self._queue, batch_size=self._work.batch, request_timeout=PATIENCE)
-        _check(sum(len(item.payload) for item in leased.items), len(leased.items) * self._work.payload)
-        return len(leased.items), leased.lease_ids
+        return await self.complete_and_lease(())
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        answer = await self._client.lease(self._queue, batch_size=self._work.batch, request_timeout=PATIENCE, complete_lease_ids=leased)
+        _check(sum(len(item.payload) for item in answer.items), len(answer.items) * self._work.payload)
+        return len(answer.items), answer.lease_ids
 
     async def complete(self, leased: Any) -> None:
         await self._client.complete(self._queue, lease_ids=leased)
 
 
-class PythonArrow:
+class PythonArrow(Client):
     """Client with one call of the Python client per API call, in Arrow tables."""
 
     def __init__(self, client: AsyncClient, queue: str, work: Work) -> None:
@@ -231,9 +259,14 @@ class PythonArrow:
         await self._client.produce_arrow(self._queue, self._rows)
 
     async def lease(self) -> tuple[int, Any]:
-        leased = await self._client.lease_arrow(self._queue, batch_size=self._work.batch, request_timeout=PATIENCE)
-        _check(len(leased), sum(lease.count for lease in leased.leases))
-        return len(leased), leased.lease_ids
+        return await self.complete_and_lease(())
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        answer = await self._client.lease_arrow(
+            self._queue, batch_size=self._work.batch, request_timeout=PATIENCE, complete_lease_ids=leased
+        )
+        _check(len(answer), sum(lease.count for lease in answer.leases))
+        return len(answer), answer.lease_ids
 
     async def complete(self, leased: Any) -> None:
         await self._client.complete(self._queue, lease_ids=leased)

@@ -245,6 +245,8 @@ class AsyncClient:
         lease_key: str | None = None,
         partition: int | None = None,
         after_lease: str | None = None,
+        complete_ids: Iterable[str] = (),
+        complete_lease_ids: Iterable[str] = (),
     ) -> answers.Leased:
         """Lease up to `batch_size` items (at most 10,000) from up to `max_partitions` partitions (1).
 
@@ -252,9 +254,22 @@ class AsyncClient:
         until the lease deadline, which is `lease_timeout` (the queue's) from now. A repeated `lease_key` returns the live leases of its
         first use and takes no other items. With a `partition`, items come from that partition only; with `after_lease` as well, a lease of
         that partition, raises `stale_ids` if this client has completed a later lease of the partition.
+
+        The same call completes `complete_ids` and `complete_lease_ids`, items and leases that were handled; `completed` has the result, as
+        `complete` returns it. If the call fails, complete them again, which is safe.
         """
         call = item_calls.lease(
-            queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, partition, after_lease
+            queue_name,
+            self.client_id,
+            batch_size,
+            request_timeout,
+            lease_timeout,
+            max_partitions,
+            lease_key,
+            partition,
+            after_lease,
+            complete_ids,
+            complete_lease_ids,
         )
         return await self._channel.run(call)
 
@@ -269,12 +284,24 @@ class AsyncClient:
         lease_key: str | None = None,
         partition: int | None = None,
         after_lease: str | None = None,
+        complete_ids: Iterable[str] = (),
+        complete_lease_ids: Iterable[str] = (),
     ) -> LeasedTable:
         """Lease up to `batch_size` items as one Arrow table; otherwise as `lease`."""
         from sluiceway.client.arrow import read_leased
 
         call = item_calls.lease(
-            queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, partition, after_lease
+            queue_name,
+            self.client_id,
+            batch_size,
+            request_timeout,
+            lease_timeout,
+            max_partitions,
+            lease_key,
+            partition,
+            after_lease,
+            complete_ids,
+            complete_lease_ids,
         )
         return await self._channel.run(call.as_arrow(read_leased))
 
