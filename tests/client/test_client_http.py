@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from sluiceway.client import AsyncClient, CallError, Client, SluicewayError, http_exchange
+from sluiceway.kernel.limits import BURST_KEY
 from tests.server.server_process import PATIENCE, closed_port
 
 PRODUCED = b'{"queue_name":"q","partition":0,"first_id":"k7f3q2ma.0.0","count":1,"deduplicated":false}'
@@ -119,6 +121,27 @@ def test_a_produce_gets_a_key_of_its_own_that_its_repetition_keeps(face: Face) -
 )
 def test_a_key_of_its_own_outlives_the_last_attempt(retry_for: str, request_timeout: str | None, window: str) -> None:
     assert http_exchange.generated_key(http_exchange.seconds(retry_for, "retry_for"), request_timeout).window == window
+
+
+def test_calls_made_together_have_keys_of_one_burst() -> None:
+    now = 7.0
+    bursts = http_exchange.Bursts(lambda: now)
+
+    def burst(name: str) -> str:
+        assert name.startswith(BURST_KEY)
+        return name.rpartition("/")[0]
+
+    names = [bursts.name() for _ in range(3 * http_exchange.BURST_CALLS)]
+    assert len(set(names)) == len(names)
+    assert list(Counter(map(burst, names)).values()) == [http_exchange.BURST_CALLS] * 3
+    one = burst(bursts.name())
+    assert burst(bursts.name()) == one
+    now += http_exchange.BURST_TIME
+    assert burst(bursts.name()) != one
+    one = burst(bursts.name())
+    other = burst(bursts.next())
+    assert other != one, "the home of the last burst could not be reached"
+    assert burst(bursts.name()) == other
 
 
 def test_without_generated_keys_an_unknown_outcome_is_raised_at_once(face: Face) -> None:

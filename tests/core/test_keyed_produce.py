@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 
 import pytest
@@ -11,7 +12,7 @@ from sluiceway.core.partition.key_slots import slot
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.queue.executor_health import DEGRADED
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import GENERATED_KEY
+from sluiceway.kernel.limits import BURST_KEY, GENERATED_KEY
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import ProduceKey
 from tests.core.queue_rig import Rig, produce
@@ -28,10 +29,26 @@ def keys_of(home: int, partitions: int, count: int, prefix: str = "k") -> list[P
 
 def filled(*waiting: int) -> Rig:
     rig = Rig(len(waiting))
+    # So that a hundred items make a partition fuller than others.
+    rig.queue.tolerance = 16
     for number, count in enumerate(waiting):
         if count:
             rig.fill(number, count)
     return rig
+
+
+def test_the_keys_of_a_burst_have_one_home() -> None:
+    for partitions in (2, 3, 256):
+        homes = {slot(ProduceKey(f"{BURST_KEY}5f/{call}"), partitions) for call in range(20)}
+        assert len(homes) == 1
+    assert len({slot(ProduceKey(f"{BURST_KEY}{burst}/0"), 256) for burst in range(40)}) > 20
+
+
+def test_other_keys_keep_their_homes() -> None:
+    """They are remembered there, also after an upgrade."""
+    names = ("k", f"{GENERATED_KEY}5f", f"{GENERATED_KEY}5f/1", "+/1")
+    assert [slot(ProduceKey(name), 256) for name in names] == [zlib.crc32(name.encode()) % 256 for name in names]
+    assert slot(ProduceKey("k", "group/1"), 256) == zlib.crc32(b"group/1") % 256
 
 
 HOME_OF_2 = keys_of(0, 2, 3)

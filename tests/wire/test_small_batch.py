@@ -9,18 +9,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluiceway.core.partition.partition import Partition
 from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_TEXT_BYTES
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.items import HEADERS, TIME, decode_blob, digest, fit, narrow, stored_schema
+from sluiceway.model.items import HEADERS, TIME, decode_blob, fit, narrow, stored_schema
 from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.peers import Ask
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, ProduceKey
-from sluiceway.model.small_batch import MAX_BYTES, MOST, Served, SmallBatch, as_few, in_columns, join
+from sluiceway.model.small_batch import MAX_BYTES, MOST, Served, SmallBatch, as_few, digest, in_columns, join
 from sluiceway.wire import answers, peer
 from sluiceway.wire.arrow_codec import produce_request
 from sluiceway.wire.json_items import Item, ProduceFields, batch_of, decode_produce, to_small_batch
@@ -49,7 +51,51 @@ def columns(items: Sequence[Item]) -> pa.RecordBatch:
 def test_both_forms_say_the_same(items: list[Item]) -> None:
     assert few(items).batch().equals(columns(items))
     assert few(items).columns == narrow(batch_of(items))[1]
-    assert digest(few(items).batch()) == digest(batch_of(items))
+    assert digest(few(items)) == digest(few(items).batch()) == digest(batch_of(items))
+
+
+def test_digests_are_those_that_partitions_have_stored() -> None:
+    """A repeated produce is recognized by its digest, also after an upgrade."""
+    assert [digest(few(items)).hex() for items in SOME] == [
+        "038e5fc9ed29344cd425b4def3a83aed",
+        "62e38ffa71242618191ddb3e99b656a9",
+        "b36781e4e22f1df4a540733b7805e911",
+        "72380204b393a9c167bddd742c6f9bae",
+    ]
+
+
+def test_the_span_of_a_repetition_does_not_count() -> None:
+    def traced(*spans: str | None, headers: dict[str, str] | None = None) -> list[Item]:
+        return [Item(payload=b"x", headers=headers if span is None else {**(headers or {}), "traceparent": span}) for span in spans]
+
+    for some, other in (
+        (traced("a", "b"), traced("c", None)),
+        (traced("a", "b"), traced(None, None)),
+        (traced("a", "b", headers={"h": "1"}), traced("c", None, headers={"h": "1"})),
+    ):
+        assert digest(few(some)) == digest(few(other)) == digest(batch_of(some)) == digest(batch_of(other))
+    assert digest(few(traced("a", headers={"h": "1"}))) != digest(few(traced("a")))
+
+
+TEXTS = st.one_of(st.none(), st.text(max_size=4))
+
+
+@given(
+    st.lists(
+        st.builds(
+            Item,
+            payload=st.binary(max_size=5),
+            kind=TEXTS,
+            encoding=TEXTS,
+            reference=TEXTS,
+            headers=st.one_of(st.none(), st.dictionaries(st.sampled_from(["a", "b", "traceparent"]), st.text(max_size=2), max_size=3)),
+        ),
+        min_size=1,
+        max_size=MOST,
+    )
+)
+def test_both_forms_of_any_items_have_the_same_digest(items: list[Item]) -> None:
+    assert digest(few(items)) == digest(batch_of(items))
 
 
 def test_joined_they_are_what_they_are_one_after_the_other() -> None:

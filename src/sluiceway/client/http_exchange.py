@@ -7,6 +7,8 @@ import os
 import re
 import secrets
 import ssl
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +24,7 @@ from sluiceway.client.item_calls import Key
 from sluiceway.client.protocol import DEFAULT_REQUEST_TIMEOUT, Call, Duration, millis, read_problem, unreadable
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import KINDS, invalid
-from sluiceway.kernel.limits import GENERATED_KEY, KEY_WINDOW
+from sluiceway.kernel.limits import BURST_KEY, KEY_WINDOW
 
 T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:2319"
@@ -162,17 +164,49 @@ GENERATED_WINDOW: Millis = 10 * 60_000
 """Minimum window of a generated key. The key is needed only while its call is repeated."""
 
 
+BURST_CALLS = 64
+BURST_TIME = 0.01
+"""A burst ends after so many calls, or so many seconds, so that a client's items are spread over the partitions."""
+
+
 def new_key() -> str:
     return secrets.token_hex(16)
 
 
-def generated_name() -> str:
-    """The name of a generated key, which its call may replace."""
-    return GENERATED_KEY + new_key()
+class Bursts:
+    """Names generated keys. Calls that are made at about the same time have keys with the same home partition, and share its commit."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._burst = ""
+        self._left = 0
+        self._ends = 0.0
+
+    def name(self) -> str:
+        """The name of a new key."""
+        now = self._clock()
+        if self._left <= 0 or now >= self._ends:
+            return self.next()
+        # Two threads may both count down from the same number: a burst is then longer by a call.
+        self._left -= 1
+        return f"{self._burst}{new_key()}"
+
+    def next(self) -> str:
+        """The name of a new key in a new burst: its home is probably another one than that of the last key."""
+        self._burst, self._left, self._ends = f"{BURST_KEY}{secrets.token_hex(4)}/", BURST_CALLS - 1, self._clock() + BURST_TIME
+        return f"{self._burst}{new_key()}"
+
+
+_bursts = Bursts()
+
+
+def another_name() -> str:
+    """The name of a key in place of a generated one whose home could not be reached."""
+    return _bursts.next()
 
 
 def generated_key(retry_for: float, request_timeout: Duration | None) -> Key:
     """A generated key that outlives its call, whose last attempt starts within `retry_for` seconds and takes up to `request_timeout`."""
     wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
     window = max(GENERATED_WINDOW, round(retry_for * 1000) + wait + 60_000)
-    return Key(generated_name(), window=format_duration(min(window, KEY_WINDOW)))
+    return Key(_bursts.name(), window=format_duration(min(window, KEY_WINDOW)))

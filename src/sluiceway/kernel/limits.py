@@ -97,6 +97,9 @@ MAX_KEYS_BYTES = 16 << 20
 GENERATED_KEY = "auto/"
 """Prefix of keys that a client generates for one call. A call that was surely refused may be repeated under another one."""
 
+BURST_KEY = "auto/+"
+"""Prefix of generated keys that name a burst of calls: `auto/+BURST/CALL`. All keys of a burst have the same home partition."""
+
 PLACED_LONGER = 3_600_000
 """Milliseconds that the target of a keyed produce remembers the key beyond its home, which relies on it: more than clocks differ."""
 

@@ -5,12 +5,15 @@ Both forms of `Rows` are equivalent, and `in_columns` converts to columns. Code 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
-from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, stored_schema
+from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, TRACEPARENT, stored_schema
+from sluiceway.model.items import digest as digest_of_columns
 from sluiceway.model.leased_items import Slice, placed, served, take_rows
 from sluiceway.model.sparse import SparseBatch
 
@@ -117,6 +120,46 @@ class Served:
         if isinstance(self.blob, SmallBatch):
             return self.blob.take(self.piece.rows.tolist())
         return _by_value(take_rows(self.blob, self.piece.rows), 0)
+
+
+def digest(rows: Rows) -> bytes:
+    """Digest of the rows' values, the same in both forms; `model.items.digest` says of what."""
+    if not isinstance(rows, SmallBatch):
+        return digest_of_columns(rows)
+    state = hashlib.blake2b(rows.num_rows.to_bytes(8), digest_size=16)
+    _digest_values(state, PAYLOAD.name, rows.payloads)
+    for field in OPTIONAL:
+        values = rows.others.get(field.name)
+        if values is None:
+            continue
+        if field.name == "headers":
+            _digest_headers(state, values)
+        else:
+            _digest_values(state, field.name, [None if value is None else value.encode() for value in values])
+    return state.digest()
+
+
+def _digest_values(state: hashlib.blake2b, name: str, values: Sequence[bytes | None]) -> None:
+    nulls = values.count(None)
+    if nulls == len(values):
+        return
+    present = [value or b"" for value in values] if nulls else values
+    state.update(name.encode() + nulls.to_bytes(8))
+    # As Arrow's offsets: 32 bits, least byte first.
+    state.update(b"".join([len(value).to_bytes(4, "little") for value in present]))  # type: ignore[arg-type]
+    state.update(b"".join(present))  # type: ignore[arg-type]
+    if nulls:
+        state.update(np.packbits([value is None for value in values]).tobytes())
+
+
+def _digest_headers(state: hashlib.blake2b, rows: Sequence[Mapping[str, str] | None]) -> None:
+    pairs = [None if headers is None else list(headers.items()) for headers in rows]
+    if any(headers and TRACEPARENT in headers for headers in rows):
+        pairs = [[pair for pair in row if pair[0] != TRACEPARENT] or None if row else row for row in pairs]
+    nulls = pairs.count(None)
+    if nulls < len(pairs):
+        state.update(b"headers" + nulls.to_bytes(8))
+        state.update(repr(pairs).encode())
 
 
 def join(pieces: Sequence[SmallBatch]) -> SmallBatch:

@@ -16,7 +16,7 @@ from sluiceway.client.connections import Connections
 from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import EventReader, check_content_type, stream_ended
-from sluiceway.client.http_exchange import Endpoint, generated_name, read_answer
+from sluiceway.client.http_exchange import Endpoint, another_name, read_answer
 from sluiceway.client.http_messages import Answer, ExchangeError
 from sluiceway.client.protocol import Call, Repeats, read_problem
 from sluiceway.client.transports import Transport, as_transport
@@ -61,7 +61,7 @@ class Channel:
                 return self.attempt(call)
             except CallError as error:
                 time.sleep(repeats.pause(error, time.monotonic(), random.random()))
-                call = repeats.next(call, generated_name)
+                call = repeats.next(call, another_name)
 
     def attempt(self, call: Call[T]) -> T:
         """Return the answer to `call`, or raise CallError, without repeating it. A direct call that did nothing goes to `endpoint` next."""

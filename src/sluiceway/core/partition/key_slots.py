@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from sluiceway.kernel.limits import BURST_KEY
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import ProduceKey
 
@@ -23,7 +24,9 @@ def slot(key: ProduceKey, slots: int) -> int:
 
 
 def slot_of_name(name: str, slots: int) -> int:
-    """The slot of a group's name, or of a lone key, of `slots`."""
+    """The slot of a group's name, or of a lone key, of `slots`. Keys of a burst share one, so that calls made together share a commit."""
+    if name.startswith(BURST_KEY):
+        name = name.rpartition("/")[0]
     return zlib.crc32(name.encode()) % slots
 
 

@@ -48,9 +48,9 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
-from sluiceway.model.items import digest as digest_of
 from sluiceway.model.requests import DONE, RELEASE, Disposition, Failure, MovedItem, Offsets, ProduceKey, Settled
-from sluiceway.model.small_batch import Rows, in_columns
+from sluiceway.model.small_batch import Rows
+from sluiceway.model.small_batch import digest as digest_of
 
 ReturningRows = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
 """Rows to put back: by blob number, attempts, expiry, `max_lease_size` and due time. All still count as open."""
@@ -119,7 +119,7 @@ class Partition:
         digest = b""
         if key is not None:
             # A move's key is used only by its transfer, so its rows are always the same.
-            digest = b"" if is_move(key) else digest_of(in_columns(batch))
+            digest = b"" if is_move(key) else digest_of(batch)
             self.keys.forget_old(now)
             seen = self.keys.find(key)
             if seen is not None and not self.keys.is_sure(key, seen):
@@ -159,7 +159,7 @@ class Partition:
         if seen is None and (not takes or self.log.header.shut):
             self.keys.remember(key, KeyResult(b"", None, 0), self.log.record_time(now), placed=True)
             return None
-        digest = digest_of(in_columns(batch))
+        digest = digest_of(batch)
         if seen is not None:
             return self._repeat(key, seen, digest)
         placed = self._store(batch, now, ())

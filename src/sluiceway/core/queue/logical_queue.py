@@ -30,11 +30,10 @@ from sluiceway.core.queue.tickets import Answer, Commit, Effect, Fault, Forward,
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_WAITING, TIMER_BATCH
-from sluiceway.model.items import digest as digest_of
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Lease, Produce, Produced, ProduceKey
-from sluiceway.model.small_batch import in_columns
+from sluiceway.model.small_batch import digest as digest_of
 
 REOPEN_AFTER = (50, 1_000)
 """Milliseconds before a failed partition is reopened: first, and at most (doubling)."""
@@ -49,7 +48,7 @@ SLACK = 10_000
 """Items. A partition with up to this many more than the emptiest may still get the next produce, to share a transaction: consumers lease as
 much in a call or two. No slack while nothing is being written."""
 
-MIN_TOLERANCE = 16
+MIN_TOLERANCE = 256
 MAX_UNEVEN = 8
 """A key's home takes the items itself, in one transaction, if its items exceed the emptiest partition's by no more than MIN_TOLERANCE, half
 of the produce, or a MAX_UNEVENth of the emptiest's items, whichever is most."""
@@ -578,7 +577,7 @@ class LogicalQueue:
             executor = self.executors.get(answer.partition)
             digest = executor.partition.keys.digest_as_target(_key(ticket)) if executor is not None else None
             if digest is None:
-                digest = digest_of(in_columns(request.batch))
+                digest = digest_of(request.batch)
             seen = KeyResult(digest, answer.first_offset, answer.items, answer.partition, route.intended.intent.intended_at)
             route.intended.memory.settle(_key(ticket), route.intended.intent, seen)
 
