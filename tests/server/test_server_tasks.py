@@ -234,7 +234,7 @@ def test_who_asks_does_not_wait_for_long(tmp_path: Path) -> None:
         answer = server.post("tasks.get", name="far")
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
         far = next(each for each in server.ask("tasks.list")["unseen"] if each["name"] == "far")
-        assert far["problem"] == "nothing was heard within 20ms"
+        assert far["problem"] == "no answer within 20ms"
         silent.close()
 
 

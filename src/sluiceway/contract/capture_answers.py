@@ -26,13 +26,13 @@ class TaskPartition(Answer, frozen=True, kw_only=True):
     owner: Annotated[str | None, about("The member that reads it; null: none.")] = None
     grant: Annotated[int | None, about("Number of its last assignment, part of the fence; null: none yet.")] = None
     moving_to: Annotated[str | None, about("The member that receives it once its owner has stopped; null: it stays.")] = None
-    position: Annotated[str | None, about("Position up to which its records were handed on, in the stream's format; null: none yet.")] = (
+    position: Annotated[str | None, about("Position up to which its records were delivered, in the stream's format; null: none yet.")] = (
         None
     )
-    planned: Annotated[str | None, about("End of the batch that is being handed on; null: none.")] = None
+    planned: Annotated[str | None, about("End of the batch that is being delivered; null: none.")] = None
     batch: Annotated[int, about("The number of its last batch.")] = 0
-    records: Annotated[int, about("Number of its records that were handed on.")] = 0
-    at: Annotated[Time | None, about("No record older than this is still to come; null: not known.")] = None
+    records: Annotated[int, about("Number of its delivered records.")] = 0
+    at: Annotated[Time | None, about("No record older than this will follow; null: not known.")] = None
     behind: Annotated[
         Duration | None,
         about("Lag behind the end of the stream, plus the time since the last commit; null: not known."),
@@ -69,9 +69,9 @@ class TaskSummary(Answer, frozen=True, kw_only=True):
     leader: Annotated[str | None, about("The leader; null: none.")] = None
     members: Annotated[list[TaskMember], about("The joined members, by name.")] = []
     state_of: Annotated[dict[str, int], about("Number of partitions in each state.")] = {}
-    records: Annotated[int, about("Records handed on, from all partitions whose positions are still kept.")] = 0
+    records: Annotated[int, about("Number of delivered records, of all partitions whose positions are still kept.")] = 0
     behind: Annotated[Duration | None, about("Lag of the partition that is furthest behind the end of the stream; null: not known.")] = None
-    watermark: Annotated[Time | None, about("No record older than this is still to come; null: no records are left, or not known.")] = None
+    watermark: Annotated[Time | None, about("No record older than this will follow; null: no records are left, or not known.")] = None
     written_at: Annotated[Time | None, about("When a position was last written; null: never.")] = None
     stuck: Annotated[
         dict[str, list[str]], about("If no partition can continue: the waiting partitions, each with the parents that it waits for.")

@@ -33,7 +33,7 @@ class ConsumerInfo(Answer, frozen=True, kw_only=True):
     items: Annotated[int, about("Open items in its leases.")] = 0
     lease_deadline: Annotated[Time | None, about("Earliest deadline of its leases; null: no leases.")] = None
     waiting: Annotated[int, about("Its lease calls waiting for items.")] = 0
-    seen_at: Annotated[Time | None, about("Its last request for items; null: none within the last minute.")] = None
+    seen_at: Annotated[Time | None, about("When it last requested items; null: not within the last minute.")] = None
     queries: Annotated[list[QueryInfo], about("Its reporting queries.")] = []
 
 

@@ -21,7 +21,7 @@ else:
         ready: Annotated[Series, about("Ready items at the end of the minute.")]
         total_leased: Annotated[Series, about("Items in leases at the end of the minute.")]
         scheduled: Annotated[Series, about("Scheduled items at the end of the minute.")]
-        oldest_s: Annotated[Series, about("Age of the next ready item at the end of the minute, in seconds; also null if there was none.")]
+        oldest_s: Annotated[Series, about("Age of the next ready item at the end of the minute, in seconds; null also if there was none.")]
         produced: Annotated[Series, about("Items produced in that minute.")]
         leased: Annotated[Series, about("Items leased in that minute.")]
         completed: Annotated[Series, about("Items completed in that minute.")]

@@ -18,20 +18,22 @@ _KEPT = about("Partitions that kept their owner.")
 
 
 class Instance(Answer, frozen=True, kw_only=True):
-    """An instance, as the one that answers sees it."""
+    """An instance, as the answering instance sees it."""
 
-    instance: Annotated[str, about("The instance's name in the cluster; it is new at each start.")]
+    instance: Annotated[str, about("The instance's name in the cluster, new at each start.")]
     address: Annotated[str | None, about("The URL by which other instances reach it; null: not known.")] = None
     here: Annotated[bool, about("Whether this instance sent the answer.")] = False
     state: Annotated[
         str,
         one_of(InstanceState),
         about(
-            "As the one that answers sees it. `silent`: not heard of for so long that it serves nothing any more. "
-            "`leaving`: it hands over. `joining`, of the one that answers: it is no member yet, or not any more."
+            "As the answering instance sees it. `silent`: its heartbeats have been missing for so long that it serves nothing any more. "
+            "`leaving`: it is handing over its partitions. `joining`, only of the answering instance: it is not a member yet, or no longer."
         ),
     ] = "alive"
-    silent_for: Annotated[Duration, about("Time since the answering instance last heard of it; normally below a second.")] = "0s"
+    silent_for: Annotated[Duration, about("Time since the answering instance last saw a new heartbeat of it; normally below a second.")] = (
+        "0s"
+    )
     joined_at: Annotated[Time | None, about("When it joined, by its own clock; null: not known.")] = None
     partitions: Annotated[int, about("Number of partitions assigned to it, in all queues.")] = 0
 
@@ -48,47 +50,51 @@ class LastRound(Answer, frozen=True, kw_only=True):
 
 
 class GroupTimes(TypedDict, total=False):
-    """The times by which the instances follow one another."""
+    """The cluster's timing parameters."""
 
     settle_timeout: Annotated[Duration, about("A round is sealed when no instance has joined it for this long.")]
     round_interval: Annotated[Duration, about("Minimum time between two rounds.")]
     heartbeat_interval: Annotated[Duration, about("Maximum time between two rounds.")]
-    beat_interval: Annotated[Duration, about("How often an instance shows that it lives.")]
-    lease_timeout: Annotated[Duration, about("An instance that could not show it for so long serves nothing.")]
-    member_timeout: Annotated[Duration, about("An instance that was not seen alive for so long is given up.")]
+    beat_interval: Annotated[Duration, about("Time between two heartbeats of an instance.")]
+    lease_timeout: Annotated[Duration, about("An instance stops serving after this long without a stored heartbeat of its own.")]
+    member_timeout: Annotated[Duration, about("The other instances replace an instance after this long without a heartbeat.")]
 
 
 class InstanceList(Answer, frozen=True, kw_only=True):
-    """The instances of the cluster by name, and how they divide the partitions. A server that is alone has no times and no rounds."""
+    """The instances of the cluster by name, and how they divide the partitions. A standalone server has no timing parameters and no
+    rounds."""
 
     items: Annotated[list[Instance], about("The instances.")]
-    strategy: Annotated[str, about("How they divide the partitions: `rounds`, `claims`, or `static` (one has them all).")]
+    strategy: Annotated[str, about("How they divide the partitions: `rounds`, `claims`, or `static` (one instance owns them all).")]
     era: Annotated[int, about("Rises with each change of the strategy; part of the fence.")]
-    parameters: Annotated[GroupTimes | None, about("The times that they go by; null: a server that is alone.")] = None
-    round: Annotated[LastRound | None, about("The last one; null: there was none.")] = None
+    parameters: Annotated[GroupTimes | None, about("The cluster's timing parameters; null: a standalone server.")] = None
+    round: Annotated[LastRound | None, about("The last round; null: there has been none.")] = None
 
 
 class MovedPartition(Answer, frozen=True, kw_only=True):
-    """A partition that a round gave to another instance."""
+    """A partition that a round assigned to another instance."""
 
-    queue_name: Annotated[str | None, about("The queue; null: it was deleted since.")]
+    queue_name: Annotated[str | None, about("The queue; null: it has been deleted since.")]
     partition: Annotated[int, about("The partition's number.")]
-    before: Annotated[str | None, about("The instance that had it; null: none had.")]
-    owner: Annotated[str, about("The instance that has it since.")]
+    before: Annotated[str | None, about("The previous owner; null: none.")]
+    owner: Annotated[str, about("The new owner.")]
 
 
 class Round(Answer, frozen=True, kw_only=True):
-    """A round that is over. `sealed_at` and `duration` are by the clock of the instance that sealed it."""
+    """A sealed round. `sealed_at` and `duration` are by the clock of the instance that sealed it."""
 
     number: Annotated[int, _NUMBER]
     trigger: Annotated[str, _TRIGGER]
     participants: Annotated[list[str], _PARTICIPANTS]
     moved: Annotated[int, _MOVED]
     kept: Annotated[int, _KEPT]
-    duration: Annotated[Duration, about("How long it took.")]
-    sealed_at: Annotated[Time, about("When it was over, by the clock of the instance that sealed it.")]
-    sealed_by: Annotated[str, about("The instance that made the plan; any of them may.")]
-    moves: Annotated[list[MovedPartition], about("The partitions that moved, as many as there is room to tell: of thousands not all.")] = []
+    duration: Annotated[Duration, about("Time from its opening to its sealing.")]
+    sealed_at: Annotated[Time, about("When it was sealed, by the clock of the instance that sealed it.")]
+    sealed_by: Annotated[str, about("The instance that made the plan; any participant may.")]
+    moves: Annotated[
+        list[MovedPartition],
+        about("The moved partitions. A round that moves thousands records only some of them; `moved` counts them all."),
+    ] = []
 
 
 class RoundList(Answer, frozen=True, kw_only=True):

@@ -33,9 +33,9 @@ class Produced(Answer, frozen=True, kw_only=True):
 
     queue_name: QueueName
     partition: int
-    first_id: Annotated[ItemIdText, about("The first item's id. The others follow without a gap: each offset is one more.")]
-    count: Annotated[int, about("How many items.")]
-    deduplicated: Annotated[bool, about("Whether an earlier call with the same key had stored them.")] = False
+    first_id: Annotated[ItemIdText, about("Id of the first item. The offsets of the others follow without a gap.")]
+    count: Annotated[int, about("Number of items.")]
+    deduplicated: Annotated[bool, about("Whether an earlier call with the same key stored them.")] = False
 
     @property
     def ids(self) -> list[str]:
@@ -46,16 +46,16 @@ class Produced(Answer, frozen=True, kw_only=True):
 
 
 class Lease(Answer, frozen=True, kw_only=True):
-    """A claim on `count` items of one partition until `lease_deadline`. Unless it is extended before, they are then served again."""
+    """A claim on `count` items of one partition until `lease_deadline`. After that, items that are still open are served again."""
 
-    lease_id: Annotated[LeaseIdText, about("Names the lease in other calls.")]
+    lease_id: Annotated[LeaseIdText, about("Id of the lease, for other calls.")]
     partition: int
-    count: Annotated[int, about("How many items.")]
+    count: Annotated[int, about("Number of items.")]
     lease_deadline: Time
 
 
 class LeasedItem(Answer, frozen=True):
-    """An item as it is served. `id` is good for this lease only. `lease_id` and `lease_deadline` are null where it is only looked at."""
+    """An item as it is served. `id` is valid for this lease only. `lease_id` and `lease_deadline` are null if the item is only read."""
 
     id: ItemIdText
     origin: ItemIdText
@@ -79,32 +79,30 @@ class LeasedItem(Answer, frozen=True):
 
 
 class Ignored(Answer, frozen=True, kw_only=True):
-    """An id on which the call did nothing, and why."""
+    """An id that the call ignored, and why."""
 
-    id: Annotated[str, about("The item or lease that was named.")]
-    reason: Annotated[str, one_of(IgnoredReason), about("What is known of it; docs/reference/api.md has the list.")]
+    id: Annotated[str, about("The item or lease id.")]
+    reason: Annotated[str, one_of(IgnoredReason), about("Why it was ignored; docs/reference/api.md lists the reasons.")]
 
 
-_Ignored = Annotated[
-    list[Ignored], about("What the call did nothing with, because it was settled before, or was never leased (by this client).")
-]
+_Ignored = Annotated[list[Ignored], about("Ids that the call ignored: settled before, or never leased (by this client).")]
 
 
 class Completed(Answer, frozen=True, kw_only=True):
     """How many items were completed."""
 
-    completed: Annotated[int, about("Items that are done.")]
+    completed: Annotated[int, about("Number of completed items.")]
     ignored: _Ignored = []
 
 
 class Leased(Answer, frozen=True, kw_only=True):
-    """What a lease call got: leases with their items, or none, if there was nothing in time. Iterating gives the items."""
+    """Leases with their items, or none if no item was ready in time. Iterating gives the items."""
 
     queue_name: QueueName
-    partition: Annotated[int | None, about("That of the first lease.")] = None
+    partition: Annotated[int | None, about("Partition of the first lease; null: no lease.")] = None
     leases: Annotated[list[Lease], about("The leases.")] = []
     items: Annotated[list[LeasedItem], about("The items.")] = []
-    completed: Annotated[Completed | None, about("What the call completed; null: it named nothing to complete.")] = None
+    completed: Annotated[Completed | None, about("The items that the call completed; null: it named none.")] = None
 
     @property
     def ids(self) -> list[str]:
@@ -124,7 +122,7 @@ class Leased(Answer, frozen=True, kw_only=True):
 
 
 class Peeked(Answer, frozen=True, kw_only=True):
-    """Items that were looked at."""
+    """Items that were read, not leased."""
 
     queue_name: QueueName = ""
     items: Annotated[list[LeasedItem], about("The items.")] = []
@@ -134,31 +132,31 @@ class Peeked(Answer, frozen=True, kw_only=True):
 
 
 class Left(Ignored, frozen=True, kw_only=True):
-    """An id on which the call did not act, and why."""
+    """An item that the call left alone, and why."""
 
-    id: Annotated[str, about("The item that was named.")]
-    reason: Annotated[str, one_of(LeftReason), about("Why, in a word: docs/reference/api.md has the list.")]
+    id: Annotated[str, about("The item id.")]
+    reason: Annotated[str, one_of(LeftReason), about("Why it was left alone; docs/reference/api.md lists the reasons.")]
 
 
 class Retried(Answer, frozen=True, kw_only=True):
     """How many items were put back, and how many died."""
 
-    retried: Annotated[int, about("Items put back.")]
-    dead: Annotated[int, about("Items that died: asked for, or because their attempts were used up.")] = 0
+    retried: Annotated[int, about("Number of items put back.")]
+    dead: Annotated[int, about("Number of dead items: by request, or out of attempts.")] = 0
     ignored: _Ignored = []
 
 
 class Released(Answer, frozen=True, kw_only=True):
     """How many items were given back without an attempt being counted."""
 
-    released: Annotated[int, about("Items given back untouched.")]
+    released: Annotated[int, about("Number of items given back unprocessed.")]
     ignored: _Ignored = []
 
 
 class Staged(Answer, frozen=True, kw_only=True):
     """How many items have an outcome that takes effect when their lease is completed."""
 
-    staged: Annotated[int, about("Items whose outcome is stated.")]
+    staged: Annotated[int, about("Number of items with a staged outcome.")]
     ignored: _Ignored = []
 
 
@@ -172,24 +170,24 @@ class Extended(Answer, frozen=True, kw_only=True):
 class Deleted(Answer, frozen=True, kw_only=True):
     """How many items were deleted."""
 
-    deleted: Annotated[int, about("Items dropped.")]
-    ignored: Annotated[list[Left], about("What was not dropped, and why.")] = []
+    deleted: Annotated[int, about("Number of deleted items.")]
+    ignored: Annotated[list[Left], about("Items that were not deleted, and why.")] = []
 
 
 class MadeReady(Answer, frozen=True, kw_only=True):
     """How many scheduled items are ready now."""
 
-    ready: Annotated[int, about("Scheduled items that were made ready. Each has a new id and its old origin.")]
-    ignored: Annotated[list[Left], about("What was not made ready, and why.")] = []
+    ready: Annotated[int, about("Number of scheduled items that were made ready. Each has a new id and keeps its origin.")]
+    ignored: Annotated[list[Left], about("Items that were not made ready, and why.")] = []
 
 
 class MovedItems(Answer, frozen=True, kw_only=True):
     """How many items left the queue, and how many of them have arrived."""
 
-    matched: Annotated[int, about("Items that left the queue.")]
-    moved: Annotated[int, about("Those of them that have arrived; the others are on their way.")] = 0
-    targets: Annotated[dict[str, int], about("How many have arrived, by queue.")] = {}
-    ignored: Annotated[list[Left], about("What was not moved, and why; with `outcome_unknown`, what may have been.")] = []
+    matched: Annotated[int, about("Number of items that left the queue.")]
+    moved: Annotated[int, about("Number of them that have arrived; the others are in transit.")] = 0
+    targets: Annotated[dict[str, int], about("Number of arrived items by target queue.")] = {}
+    ignored: Annotated[list[Left], about("Items that were not moved, and why. Those with `outcome_unknown` may have been moved.")] = []
 
 
 class Cleared(Answer, frozen=True, kw_only=True):
@@ -200,11 +198,11 @@ class Cleared(Answer, frozen=True, kw_only=True):
 
 
 class Redriven(Answer, frozen=True, kw_only=True):
-    """How many items were found, and how many of them are back where they came from."""
+    """How many items matched, and how many of them have arrived in their target queues."""
 
-    matched: Annotated[int, about("Items that were found.")] = 0
-    redriven: Annotated[int, about("Items sent back that have arrived; none in a dry run.")] = 0
-    targets: Annotated[dict[str, int], about("How many, by queue.")] = {}
+    matched: Annotated[int, about("Number of matching items.")] = 0
+    redriven: Annotated[int, about("Number of items that have arrived; 0 in a dry run.")] = 0
+    targets: Annotated[dict[str, int], about("Number of items by target queue.")] = {}
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
@@ -213,11 +211,11 @@ class Redriven(Answer, frozen=True, kw_only=True):
 class BrowsedItem(Answer, frozen=True):
     """An item as it stood when it was read. A scheduled item has the id under which it was produced."""
 
-    state: Annotated[str, one_of(BrowseState), about("Where the item was when it was read.")]
+    state: Annotated[str, one_of(BrowseState), about("State of the item when it was read.")]
     id: ItemIdText
     origin: ItemIdText
     partition: int
-    attempts: Annotated[int, about("How often it was leased, the lease that it is in included.")] = 0
+    attempts: Annotated[int, about("Number of leases so far, including a current one.")] = 0
     enqueued_at: Time | None = None
     enqueue_at: Annotated[Time | None, about("When a scheduled item is due.")] = None
     expire_deadline: Time | None = None
@@ -231,7 +229,7 @@ class BrowsedItem(Answer, frozen=True):
 
 
 class Browsed(Answer, frozen=True, kw_only=True):
-    """A page of what a partition had at one moment. Iterating gives the items."""
+    """A page of a partition's snapshot. Iterating gives the items."""
 
     queue_name: QueueName
     partition: int
@@ -250,30 +248,30 @@ FAILURES_HEADER: Final = "sluiceway-failures"
 
 
 class FailedAttempt(Answer, frozen=True, kw_only=True, omit_defaults=True):
-    """An attempt that did not complete its item, as far as it is known. What is not known is left out."""
+    """A failed attempt. Unknown fields are omitted."""
 
-    attempt: Annotated[int, about("1 for the first.")]
-    at: Annotated[Time, about("When it ended.")]
+    attempt: Annotated[int, about("Number of the attempt, from 1.")]
+    at: Annotated[Time, about("When the attempt ended.")]
     client_id: Annotated[str, about("The client that had leased the item.")] = ""
     host: Annotated[str, about("The client's machine.")] = ""
     handler_time: Annotated[Duration | None, about("How long the handler ran.")] = None
-    reason: Annotated[str, about("Why: an exception's type and message, or what the client said.")] = ""
+    reason: Annotated[str, about("Why it failed: an exception's type and message, or the client's own text.")] = ""
     trace: Annotated[str, about("The last lines of the exception's trace.")] = ""
 
 
 class ReasonCount(Answer, frozen=True, kw_only=True):
-    """Items that died alike."""
+    """Items that died for the same reason."""
 
-    reason: Annotated[str, about("An exception's type, or the reason that the client gave, up to 200 characters; empty: none was given.")]
+    reason: Annotated[str, about("An exception's type, or the client's own text, up to 200 characters; empty: none given.")]
     source: Annotated[str | None, about("The queue in which they died; null: not known.")] = None
-    items: Annotated[int, about("How many are in the queue.")]
+    items: Annotated[int, about("Number of such items in the queue.")]
 
 
 class Reasons(Answer, frozen=True, kw_only=True):
     """Why the items of a dead queue died. Iterating gives the reasons, the most frequent first."""
 
     queue_name: QueueName
-    items: Annotated[int, about("Items of the queue, whether they died or not.")] = 0
+    items: Annotated[int, about("Number of all items in the queue, including those that did not die.")] = 0
     reasons: Annotated[list[ReasonCount], about("The 100 most frequent reasons, the most frequent first.")] = []
     skipped: Annotated[list[int], about("Partitions that are not counted, because they are not available.")] = []
 
@@ -285,13 +283,13 @@ class Reasons(Answer, frozen=True, kw_only=True):
 
 
 class Searched(Answer, frozen=True, kw_only=True):
-    """What one call of a search found. Iterating gives the items."""
+    """The matches that one search call found. Iterating gives the items."""
 
     queue_name: QueueName
-    items: Annotated[list[BrowsedItem], about("The items that match, by partition.")] = []
-    looked_at: Annotated[int, about("Items that this call compared with the search.")] = 0
-    skipped: Annotated[list[int], about("Partitions that this call could not look into, because they are not available.")] = []
-    next: Annotated[str | None, about("Pass it to the next call to search on; null: the whole queue was searched.")] = None
+    items: Annotated[list[BrowsedItem], about("The matching items, by partition.")] = []
+    looked_at: Annotated[int, about("Number of items that this call compared.")] = 0
+    skipped: Annotated[list[int], about("Partitions that this call did not search, because they are not available.")] = []
+    next: Annotated[str | None, about("Pass it to the next call to continue the search; null: the whole queue was searched.")] = None
 
     def __iter__(self) -> Iterator[BrowsedItem]:
         return iter(self.items)
@@ -301,19 +299,19 @@ class Searched(Answer, frozen=True, kw_only=True):
 
 
 class Explanation(Answer, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an item is, and why it is not being served. What does not apply is left out."""
+    """Where an item is, and why it is not being served. Fields that do not apply are omitted."""
 
     id: ItemIdText
-    state: Annotated[str, one_of(Whereabouts), about("Where the item is.")]
-    reason: Annotated[str, about("Why, in words.")]
-    ahead: Annotated[int | None, about("Ready items that are served before it.")] = None
+    state: Annotated[str, one_of(Whereabouts), about("State of the item.")]
+    reason: Annotated[str, about("The reason, in words.")]
+    ahead: Annotated[int | None, about("Number of ready items that are served before it.")] = None
     attempts: int | None = None
-    due_at: Annotated[Time | None, about("When it can be leased.")] = None
-    expires_at: Annotated[Time | None, about("When it is dead unless it is completed.")] = None
+    due_at: Annotated[Time | None, about("When it becomes ready.")] = None
+    expires_at: Annotated[Time | None, about("When it becomes dead unless it is completed.")] = None
     lease_id: LeaseIdText | None = None
-    client_id: Annotated[str | None, about("The client that has the lease.")] = None
+    client_id: Annotated[str | None, about("The client that has leased it.")] = None
     lease_deadline: Time | None = None
-    failures: Annotated[list[FailedAttempt], about("The last attempts that failed, the latest last.")] = []
+    failures: Annotated[list[FailedAttempt], about("The latest failed attempts, newest last.")] = []
 
 
 class PartitionExplanation(Answer, frozen=True, kw_only=True):
@@ -323,14 +321,16 @@ class PartitionExplanation(Answer, frozen=True, kw_only=True):
     owner: Annotated[str | None, about("Instance that owns the partition; null: none at the moment.")] = None
     address: Annotated[str | None, about("The owner's URL; null: not known.")] = None
     backend: Annotated[str, about("The storage backend that holds it.")]
-    state: Annotated[str, about("Whether the partition serves.")]
-    reason: Annotated[str, about("Why, in words.")]
+    state: Annotated[str, about("State of the partition.")]
+    reason: Annotated[str, about("The reason, in words.")]
     era: Annotated[int, about("Rises with each change of the strategy; part of the fence.")] = 1
     grant: Annotated[
         int | None,
         about(
-            "Which assignment of the partition this is, part of the fence: with `rounds` the number of the round. Null: a server that is "
-            "alone, or no instance has it."
+            "Number of the partition's assignment, part of the fence; with `rounds`, the number of the round. Null: a standalone server, "
+            "or no owner."
         ),
     ] = None
-    waits_for: Annotated[list[str], about("Instances that may still serve it and have to stop first, or be given up.")] = []
+    waits_for: Annotated[
+        list[str], about("Instances that may still serve it. They have to stop, or be given up, before its owner serves it.")
+    ] = []

@@ -12,17 +12,17 @@ ScopeText = Annotated[
     str, schema(pattern=r"^(admin|(produce|consume|read|manage):[A-Za-z0-9_.\-*]{1,128})$", examples=["produce:orders-*"])
 ]
 
-_NAME = about("What the key is called.")
+_NAME = about("Name of the key.")
 _SCOPES = about("What the key may do: `admin`, or ACTION:PATTERN such as `produce:orders-*`.")
 _EXPIRES = about("When the key expires; null: never.")
-_REQUESTS = about("Requests of the key that are taken in a second; 0: no limit, null: as the configuration says.")
-_BYTES = about("Bytes of bodies that are taken in a second; 0: no limit, null: as the configuration says.")
+_REQUESTS = about("Limit of requests per second; 0: no limit, null: the server's default.")
+_BYTES = about("Limit of bytes of request bodies per second; 0: no limit, null: the server's default.")
 
 
 class KeyInfo(Answer, frozen=True, kw_only=True):
     """An API key, without its secret."""
 
-    key_id: Annotated[str, about("Names the key in other calls; it is no secret.")]
+    key_id: Annotated[str, about("Id of the key, for other calls. It is not secret.")]
     name: Annotated[KeyName, _NAME]
     scopes: Annotated[list[ScopeText], _SCOPES]
     created_at: Annotated[Time, about("When the key was created.")]
@@ -32,9 +32,9 @@ class KeyInfo(Answer, frozen=True, kw_only=True):
 
 
 class CreatedKey(KeyInfo, frozen=True, kw_only=True):
-    """A new API key. The server does not keep `key`, so it cannot be shown again."""
+    """A new API key."""
 
-    key: Annotated[str, about("What a caller sends. It is nowhere else, and cannot be shown again.")]
+    key: Annotated[str, about("The key itself, which callers send. The server does not keep it and cannot show it again.")]
 
     def __repr__(self) -> str:
         return f"CreatedKey(key_id={self.key_id!r}, name={self.name!r}, scopes={self.scopes!r}, key=…)"
@@ -43,10 +43,10 @@ class CreatedKey(KeyInfo, frozen=True, kw_only=True):
 class OwnKey(Answer, frozen=True, kw_only=True):
     """The caller's own key, and what it may do. A caller without a key has a name and scopes, too."""
 
-    key_id: Annotated[str | None, about("Names the key in other calls; null: it is the one of the configuration, or none was asked for.")]
+    key_id: Annotated[str | None, about("Id of the key, for other calls; null: the configuration's admin key, or no key is required.")]
     name: Annotated[KeyName, _NAME]
     scopes: Annotated[list[ScopeText], _SCOPES]
-    created_at: Annotated[Time | None, about("When the key was created; null where `key_id` is.")] = None
+    created_at: Annotated[Time | None, about("When the key was created; null if `key_id` is.")] = None
     expires_at: Annotated[Time | None, _EXPIRES] = None
     requests_per_second: Annotated[int | None, _REQUESTS] = None
     bytes_per_second: Annotated[int | None, _BYTES] = None

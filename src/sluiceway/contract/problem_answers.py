@@ -33,24 +33,24 @@ Kind = Literal[
 class ProblemInfo(Answer, frozen=True, kw_only=True):
     """One thing that is wrong, what is known of its cause, and the command that mends it."""
 
-    kind: Annotated[str, one_of(Kind), about("What is wrong; docs/guides/operations.md has a row for each.")]
+    kind: Annotated[str, one_of(Kind), about("Kind of the problem; docs/guides/operations.md has a row for each.")]
     severity: Annotated[
-        str, one_of(Severity), about("`critical`: items or calls fail now. `warning`: it becomes worse if nobody does anything.")
+        str, one_of(Severity), about("`critical`: items or calls fail now. `warning`: it gets worse unless an operator acts.")
     ]
     subject: Annotated[str, about("The queue, backend, instance or client concerned, by name.")]
     queue_name: Annotated[QueueName | None, about("The queue concerned; null: none in particular.")] = None
-    message: Annotated[str, about("One sentence with the number that shows it.")]
+    message: Annotated[str, about("One sentence with the figure that shows it.")]
     cause: Annotated[str, about("The cause, as far as it is known; empty: not known.")] = ""
-    command: Annotated[str, about("The command that mends it, or shows more.")] = ""
+    command: Annotated[str, about("A command that fixes it, or shows more.")] = ""
     page: Annotated[str, about("The dashboard page about it, as a path.")] = ""
     since: Annotated[Time, about("When it began, as far as this server knows.")]
-    instance: Annotated[str | None, about("Instance that found it; null: a server that is alone.")] = None
+    instance: Annotated[str | None, about("Instance that found it; null: a standalone server.")] = None
 
 
 class ProblemList(Answer, frozen=True, kw_only=True):
     """What is wrong now, most severe first, and what was looked at."""
 
     items: Annotated[list[ProblemInfo], about("The problems that the key may see.")] = []
-    queues: Annotated[int, about("Number of queues that were looked at.")] = 0
-    watched: Annotated[bool, about("False: the server started less than a few seconds ago, and has not looked yet.")] = True
+    queues: Annotated[int, about("Number of queues that were checked.")] = 0
+    watched: Annotated[bool, about("False: the server started only seconds ago and has not checked yet.")] = True
     silent: Annotated[list[str], about("Instances that did not answer. Their problems are missing.")] = []

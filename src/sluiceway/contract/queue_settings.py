@@ -51,7 +51,7 @@ class RetryBackoff(msgspec.Struct, frozen=True):
 class Backoff(msgspec.Struct, frozen=True):
     """Exponential back-off as durations such as `1s`: `first` after the first attempt, doubled with each further one, `most` at most."""
 
-    first: Annotated[Duration, Meta(description="Delay after the first attempt; it doubles with each further one.")]
+    first: Annotated[Duration, Meta(description="Delay after the first attempt; each further attempt doubles it.")]
     most: Annotated[Duration, Meta(description="Longest delay.")]
 
 
@@ -63,10 +63,15 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
     """When leasing pauses because most items fail: see docs/guides/operations.md, Circuit breaker."""
 
     failure_rate: Annotated[
-        float, Meta(ge=0.01, le=0.99, description="Share of failed items from which on the queue is in trouble, 0.01 to 0.99.")
+        float, Meta(ge=0.01, le=0.99, description="Share of failed items that the queue tolerates in the long run, 0.01 to 0.99.")
     ]
     failures: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Failed items, beyond that share, that open the breaker; so many in a row always do.")
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Number of failed items beyond that share that opens the breaker. As many failures in a row always open it.",
+        ),
     ] = 20
 
     def __str__(self) -> str:
@@ -84,8 +89,8 @@ def read_circuit_breaker(text: str) -> CircuitBreaker:
     try:
         return msgspec.convert(fields, CircuitBreaker, strict=False)
     except msgspec.ValidationError:
-        expected = "a share of failed items from 0.01 to 0.99, or such a share and a number: 0.5 or 0.5:20"
-        raise ValueError(f"{text!r} is no circuit breaker; expected {expected}") from None
+        expected = "a share of failed items from 0.01 to 0.99, optionally with a number of failures, such as 0.5 or 0.5:20"
+        raise ValueError(f"{text!r} is not a circuit breaker; expected {expected}") from None
 
 
 # -- how a setting is written -----------------------------------------------------------------------------------------
@@ -190,13 +195,13 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a queue as the server keeps them. Durations are in milliseconds."""
 
     lease_timeout: Annotated[
-        Millis, _setting("Lease timeout", "Lease duration, unless a call asks for its own.", _duration(1, MAX_LEASE_TIMEOUT))
+        Millis, _setting("Lease timeout", "Lease duration, unless a call requests its own.", _duration(1, MAX_LEASE_TIMEOUT))
     ] = 60_000
     max_lease_timeout: Annotated[
-        Millis, _setting("Longest lease", "Longest lease duration that a call may ask for.", _duration(1, MAX_LEASE_TIMEOUT))
+        Millis, _setting("Longest lease", "Longest lease duration that a call may request.", _duration(1, MAX_LEASE_TIMEOUT))
     ] = MAX_LEASE_TIMEOUT
     max_attempts: Annotated[
-        int, _setting("Max attempts", "Leases that an item may use up before it is dead.", _COUNT, unset="no limit", new=20)
+        int, _setting("Max attempts", "Leases that an item may use up before it becomes dead.", _COUNT, unset="no limit", new=20)
     ] = 0
     dead_queue: Annotated[
         QueueName | None,
@@ -210,13 +215,14 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     expire_timeout: Annotated[
         Millis,
-        _setting("Expiry", "Time after which an item that is not completed is dead.", _duration(0, MAX_SCHEDULE), unset="never"),
+        _setting("Expiry", "Time after which an item that is not completed becomes dead.", _duration(0, MAX_SCHEDULE), unset="never"),
     ] = 0
     retry_backoff: Annotated[
         RetryBackoff | None,
         _setting(
             "Retry back-off",
-            "Delay after an expired lease or an untimed retry: the first, doubled with each attempt, to the longest; less up to a fifth.",
+            "Delay after an expired lease or an untimed retry: the first, doubled with each attempt, up to the longest; minus up to a "
+            "fifth.",
             _BACKOFF,
             unset="none, a retry is due at once",
             new=RetryBackoff(1_000, 600_000),
@@ -226,7 +232,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         CircuitBreaker | None,
         _setting(
             "Circuit breaker",
-            "While most items fail, leasing pauses but for probes, and failures do not count as attempts.",
+            "While most items fail, only probes are leased, and retries do not count as attempts.",
             _BREAKER,
             unset="none",
         ),
@@ -239,7 +245,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         Millis | None,
         _setting(
             "Write timeout",
-            "Longest commit. The outcome of one that takes longer is unknown.",
+            "Maximum duration of a commit. A longer one has an unknown outcome.",
             _duration(1, MAX_REQUEST_TIMEOUT),
             unset="the backend's",
         ),
@@ -257,7 +263,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         LogicalQueues,
         _setting(
             "Logical queues",
-            "Number of instances that serve the queue; auto: as many as its load takes.",
+            "Number of instances that serve the queue; auto: as many as its load requires.",
             _LOGICAL,
             unset="one on each instance",
         ),
@@ -327,7 +333,7 @@ class Partition(Answer, frozen=True, kw_only=True):
     state: Annotated[
         str,
         one_of(PartitionState),
-        about("`available`, `preparing` (not yet in use), `draining` (takes no items, and goes when it is empty) or `paused`."),
+        about("`available`, `preparing` (not yet in use), `draining` (takes no new items, and is removed once it is empty) or `paused`."),
     ]
     parents: Annotated[list[int], about("Partitions that it replaces, whether or not they still exist.")] = []
     owner: Annotated[str | None, about("Instance that owns the partition; null: none at the moment.")] = None

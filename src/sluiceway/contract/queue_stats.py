@@ -29,7 +29,7 @@ class PartitionStats(Answer, frozen=True, kw_only=True):
         ),
     ] = "available"
     commit_time_ms: Annotated[float, about("Moving average of the commit duration.")] = 0.0
-    degraded: Annotated[bool, about("Far slower than its peers: avoided for produce.")] = False
+    degraded: Annotated[bool, about("Far slower than its peers, so produces avoid it.")] = False
     total: Annotated[int, about("Ready, leased and scheduled items.")] = 0
     ready: Annotated[int, about("Items that could be leased now.")] = 0
     total_leased: Annotated[int, about("Items in leases.")] = 0
@@ -69,7 +69,8 @@ class CircuitStats(Answer, frozen=True, kw_only=True):
     state: Annotated[
         str,
         about(
-            "`closed` (items are leased), `open` (none are, until `until`) or `half_open` (a few are, as probes: how they end decides). "
+            "`closed` (items are leased), `open` (none are, until `until`) or `half_open` (a few are leased as probes, and their outcomes "
+            "decide). "
             "After a restart: `closed`."
         ),
     ]
@@ -85,11 +86,11 @@ class LogicalQueueStats(Answer, frozen=True, kw_only=True):
     lease_waiting: Annotated[int, about("Waiting lease calls.")] = 0
     complete_waiting: Annotated[int, about("Other waiting calls.")] = 0
     in_flight: Annotated[int, about("Commits in flight.")] = 0
-    handled: Annotated[int, about("Items of the last five minutes whose consumers told this instance how long they were handled.")] = 0
-    handler_p50_ms: Annotated[int | None, about("How long half of them took at most; null: there are none.")] = None
-    handler_p99_ms: Annotated[int | None, about("How long 99 of 100 of them took at most; null: there are none.")] = None
+    handled: Annotated[int, about("Items of the last five minutes for which consumers reported a handler time to this instance.")] = 0
+    handler_p50_ms: Annotated[int | None, about("Median of these handler times; null: none were reported.")] = None
+    handler_p99_ms: Annotated[int | None, about("99th percentile of these handler times; null: none were reported.")] = None
     partitions: Annotated[list[PartitionStats], about("The partitions of this instance.")] = []
-    circuit: Annotated[CircuitStats | None, about("The queue's circuit breaker here; null: it has none.")] = None
+    circuit: Annotated[CircuitStats | None, about("The queue's circuit breaker on this instance; null: the queue has none.")] = None
 
 
 def handler_ms(shares: Iterable[LogicalQueueStats]) -> tuple[int, int] | None:
@@ -107,7 +108,7 @@ WAITING: Final = ("produce_waiting", "lease_waiting", "complete_waiting", "in_fl
 
 
 class QueueStats(Answer, frozen=True, kw_only=True):
-    """What a queue's partitions hold, by the instances that have them."""
+    """The counts of a queue's partitions, by owning instance."""
 
     queue_name: QueueName
     logical_queues: Annotated[list[LogicalQueueStats], about("The queue's counts per instance.")] = []
@@ -123,7 +124,7 @@ class QueueDepth(Answer, frozen=True, kw_only=True):
 
     queue_name: QueueName
     ready: Annotated[int, about("Items that can be leased now.")] = 0
-    leased: Annotated[int, about("Items that consumers have.")] = 0
+    leased: Annotated[int, about("Items that consumers have leased.")] = 0
     scheduled: Annotated[int, about("Items that are not due yet.")] = 0
-    active: Annotated[int, about("`ready` and `leased` together: what there is to do now.")] = 0
+    active: Annotated[int, about("The sum of `ready` and `leased`: the work to be done now.")] = 0
     skipped: Annotated[list[int], about("Partitions that are not counted, because they are not available.")] = []

@@ -32,7 +32,7 @@ ENDED: Final = ("done", "cancelled", "failed")
 
 
 class OpenRebalance(Answer, frozen=True, kw_only=True):
-    """The rebalance that a queue has open, in short. What cannot be told at the moment is null."""
+    """A queue's open rebalance, in short. Unknown fields are null."""
 
     id: Annotated[str, about("Id of the rebalance.")]
     state: Annotated[Annotated[str, one_of(RebalanceState)] | None, about("As in `rebalances.get`; null: not known at the moment.")] = None
@@ -41,7 +41,7 @@ class OpenRebalance(Answer, frozen=True, kw_only=True):
 
 
 class NewPartition(Answer, frozen=True, kw_only=True):
-    """A partition that a rebalance makes. It replaces its `parents`."""
+    """A partition that a rebalance creates. It replaces its `parents`."""
 
     partition: int
     backend: str
@@ -75,7 +75,7 @@ class PresentPartition(Answer, frozen=True, kw_only=True):
 
 
 class RebalancePlan(Answer, frozen=True, kw_only=True):
-    """What a rebalance would do now. `rebalance` with its `plan_id` does exactly this or nothing."""
+    """What a rebalance would do now. `queue.rebalance` with this `plan_id` does exactly this, or nothing."""
 
     queue_name: QueueName
     plan_id: Annotated[str, about("Id of exactly this plan.")]
@@ -85,11 +85,11 @@ class RebalancePlan(Answer, frozen=True, kw_only=True):
 
 
 class RebalanceStep(Answer, frozen=True, kw_only=True):
-    """A step that is done."""
+    """A completed step."""
 
-    step: Annotated[str, one_of(StepKind), about("Which one.")]
+    step: Annotated[str, one_of(StepKind), about("The step.")]
     at: Time
-    instance: Annotated[str, about("The instance that did it.")]
+    instance: Annotated[str, about("The instance that completed it.")]
     partition: Annotated[int | None, about("The removed partition, if the step removes one.")] = None
 
 
@@ -101,7 +101,7 @@ class DrainingPartition(Answer, frozen=True, kw_only=True):
 
 
 class RebalanceProgress(Answer, frozen=True, kw_only=True):
-    """How far draining is, as far as the owners of the partitions answer."""
+    """Progress of the drain, from the partitions whose owners answered."""
 
     items_left: Annotated[int, about("Items left in draining partitions.")]
     leased_left: Annotated[int, about("Leased items among them.")] = 0

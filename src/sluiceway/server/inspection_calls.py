@@ -47,7 +47,7 @@ class InspectionCalls:
                 self._search,
                 search_call.SearchCall,
                 item_answers.Searched,
-                "Find items of the queue by what they have, page by page",
+                "Search the items of a queue, page by page",
                 ("queue_not_found",),
             ),
             Endpoint(
@@ -56,7 +56,7 @@ class InspectionCalls:
                 self._reasons,
                 json_queues.QueueCall,
                 item_answers.Reasons,
-                "Count the items of a dead queue by why they died",
+                "Count the items of a dead queue by reason",
                 ("queue_not_found",),
             ),
             Endpoint(
@@ -110,7 +110,7 @@ class InspectionCalls:
                 self._move,
                 json_inspection.MoveItemsCall,
                 item_answers.MovedItems,
-                "Send waiting items by id to another queue, or dead ones back to their source queues",
+                "Move waiting items by id to another queue, or dead ones back to their source queues",
                 (*errors, "too_many_items"),
             ),
             Endpoint(

@@ -29,7 +29,7 @@ class KeyCalls:
                 self._create,
                 json_keys.CreateKeyCall,
                 CreatedKey,
-                "Create an API key; only this answer has the key itself",
+                "Create an API key; only this answer contains the key itself",
             ),
             Endpoint("/v1/keys.list", "admin", self._list, json_keys.ListKeysCall, KeyPage, "List the API keys, page by page"),
             Endpoint(

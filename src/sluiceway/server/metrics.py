@@ -228,14 +228,14 @@ class _Queues(Collector):
             free.add_metric([name], left)
             low.add_metric([name], is_low)
         yield from (free, low)
-        found = "1: the judge finds this wrong with the instance or its partitions, now. Queue empty: none in particular."
+        found = "1: the instance or its partitions have this problem now. Empty queue: none in particular."
         problem = GaugeMetricFamily("sluiceway_problem", found, labels=["kind", "severity", "queue"])
         for labels in dict.fromkeys(self.problems):
             problem.add_metric(labels, 1)
         yield problem
 
     def _handled(self) -> Metric:
-        documentation = "How long items were handled, as their consumers told this instance; outcome: done or failed."
+        documentation = "Handler times that consumers reported to this instance; outcome: done or failed."
         family = HistogramMetricFamily("sluiceway_queue_handler_duration_seconds", documentation, labels=["queue", "outcome"])
         for each in self.divided:
             for outcome, times in () if each.handled is None else (("done", each.handled.done), ("failed", each.handled.failed)):

@@ -140,7 +140,7 @@ class _Description:
                         "schema": {"type": "string"},
                     },
                     "Retry-After": {
-                        "description": "Seconds to wait before a repeat; with `rate_limited`.",
+                        "description": "Seconds to wait before repeating the call; with `rate_limited`.",
                         "schema": {"type": "integer", "minimum": 0},
                     },
                 },
@@ -157,7 +157,7 @@ class _Description:
             responses["307"] = self._good(_ELSEWHERE, {JSON.decode(): {"schema": {"type": "object"}}}, "Location")
         if endpoint.query is not None:
             content[ARROW.decode()] = {"schema": {}}
-            parameters += self._query(endpoint.query, "With an Arrow body only, for what JSON has in its fields. ", required=False)
+            parameters += self._query(endpoint.query, "Only with an Arrow body, in place of the JSON fields. ", required=False)
         kinds = [self._made[kind] for kind in _kinds(endpoint.answer)]
         answers: Json = {JSON.decode(): {"schema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}}
         if endpoint.gives_arrow:

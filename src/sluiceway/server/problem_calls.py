@@ -25,7 +25,7 @@ class ProblemCalls:
                 self._list,
                 json_problems.ProblemsListCall,
                 ProblemList,
-                "List what is wrong now, most severe first: of one queue, or of everything that the key may read",
+                "List the current problems, most severe first: of one queue, or of everything that the key may read",
                 ("queue_not_found",),
             )
         ]

@@ -108,7 +108,7 @@ class QueueCalls:
                 "/v1/queue.depth",
                 "read",
                 self._depth,
-                "A queue's items over all instances, as one small object, for autoscalers",
+                "Count a queue's items over all instances, in one small object for autoscalers",
                 answer=QueueDepth,
                 query=json_queues.DepthQuery,
                 errors=("queue_not_found",),

@@ -109,7 +109,7 @@ class TaskCalls:
         raise SluicewayError("unavailable", f"the log of {name} cannot be read: {problem}")
 
     def _why_not(self, look: asyncio.Task[_Sight]) -> str:
-        return "the server is stopping" if look.cancelled() else f"nothing was heard within {format_duration(self._patience)}"
+        return "the server is stopping" if look.cancelled() else f"no answer within {format_duration(self._patience)}"
 
     async def _asked(self, reading: Awaitable[T]) -> T:
         """Await a read of the meta store. Raises `invalid_request`, `unavailable`."""
