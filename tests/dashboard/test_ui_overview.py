@@ -59,7 +59,7 @@ def test_the_overview_begins_with_what_is_wrong_and_the_queue_in_trouble_comes_f
     with guarded(tmp_path / "data", keys=False) as server:
         well, ill = server.queue(), server.queue()
         shown = words(server.http.get("/ui").text)
-        assert "nothing is wrong with 2 queues" in shown or "The server has just started" in shown
+        assert "no problems with 2 queues" in shown or "The server has just started" in shown
         server.ask("queue.produce", queue_name=ill, items=[{"utf8": "x"}])
         for _ in range(1_000):
             server.ask("queue.produce", queue_name=well, items=[{"utf8": "x"}])
@@ -68,7 +68,7 @@ def test_the_overview_begins_with_what_is_wrong_and_the_queue_in_trouble_comes_f
         page = server.http.get("/ui").text
         shown = words(page)
         assert shown.index("Overview") < shown.index("Needs attention") < shown.index("ready")
-        assert f"warning {ill} : 1 item ready, and no consumer has asked for any in" in shown
+        assert f"warning {ill} : 1 item ready, and no consumer has requested any for" in shown
         assert f"sluiceway consumer list {ill}" in shown
         assert page.index(f'id="q-{ill}"') < page.index(f'id="q-{well}"'), "trouble first, then size"
         for path in ("", "/items", "/partitions", "/map", "/consumers", "/dead", "/settings", "/audit", "/redrive"):

@@ -316,7 +316,7 @@ def test_a_search_finds_items_of_all_partitions_page_by_page(server: Running, mo
     text = page(server, f"/{name}/items", header="tenant=it's me", **{"in": "ready"})
     line = html.unescape(re.findall(r'<p class="cli"><code>(.*?)</code>', text)[0])
     assert shlex.split(line) == ["sluiceway", "search", name, "--header", "tenant=it's me", "--state", "ready"]
-    assert "No item found among 6 compared" in page(server, f"/{name}/items", kind="none")
+    assert "No match among the 6 items compared" in page(server, f"/{name}/items", kind="none")
 
 
 def test_checked_items_are_run_moved_and_deleted(server: Running) -> None:
@@ -417,7 +417,7 @@ def test_settings_are_told_apart_from_defaults(server: Running) -> None:
     shown = {row[0]: row[1:3] for row in rows(page(server, f"/{name}/settings"), "settings")}
     assert shown["Reference"] == [EVIL, "set"]
     assert shown["Retry back-off"] == ["1s, doubling with each attempt, up to 10m", "set"]
-    assert shown["Circuit breaker"] == ["opens at 50% failed items, after 20", "set"]
+    assert shown["Circuit breaker"] == ["opens at 20 failures beyond a share of 50%", "set"]
     assert shown["Lease timeout"] == ["5m", "set"]
     assert shown["Max attempts"] == ["no limit", "default"]
 

@@ -79,13 +79,13 @@ class Site:
         elif method in ("GET", "HEAD"):
             await self._get(path, request, send)
         else:
-            raise SluicewayError("method_not_allowed", "pages take GET, HEAD and POST")
+            raise SluicewayError("method_not_allowed", "pages accept GET, HEAD and POST only")
 
     # ---- pages --------------------------------------------------------------------------------------------------------
 
     async def _get(self, path: str, request: Request, send: Send) -> None:
         if _is_live(path) and request.scope["method"] != "GET":
-            raise SluicewayError("method_not_allowed", "a stream takes GET")
+            raise SluicewayError("method_not_allowed", "live updates accept GET only")
         if path == f"{ROOT}/sign-in":
             await self._show(send, request, 200, self._sign_in(self._query(request)))
             return

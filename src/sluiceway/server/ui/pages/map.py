@@ -162,7 +162,7 @@ COMMANDS: Final = (
         "rebalances.cancel",
         "Cancel a rebalance",
         "Cancel rebalance",
-        "Rolls back: draining partitions reopen, new ones are drained and removed. Refused once a partition was removed.",
+        "Rolls back: draining partitions reopen, new ones are drained and removed. Refused once a partition has been removed.",
         "rebalances.cancel",
         "manage",
         "rebalance cancel",

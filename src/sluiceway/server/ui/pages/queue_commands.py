@@ -120,7 +120,7 @@ COMMANDS: Final = (
         "queue.clear",
         "Clear a queue",
         "Clear",
-        "Permanently drops the ready items of all partitions, without the dead queue. Leased items stay.",
+        "Permanently drops the ready items of all partitions. They do not go to the dead queue. Leased items stay.",
         "queue.clear",
         "manage",
         "queue clear",

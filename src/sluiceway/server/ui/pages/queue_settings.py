@@ -24,7 +24,7 @@ def _row(setting: Setting, value: Any) -> Facts:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict) and "failure_rate" in value:
-        return f"opens at {value['failure_rate']:.0%} failed items, after {value['failures']:,}"
+        return f"opens at {value['failures']:,} failures beyond a share of {value['failure_rate']:.0%}"
     if isinstance(value, dict):
         return f"{value['first']}, doubling with each attempt, up to {value['most']}"
     return f"{value:,}" if isinstance(value, int) else visible(str(value))

@@ -57,7 +57,7 @@ COMMANDS: Final = (
         "config.reload",
         "Reload the configuration",
         "Reload",
-        "The server reads its configuration file again and applies all changes, or none.",
+        "The server reads its configuration file again, and applies all changes or none.",
         "config.reload",
         "admin",
         "config reload",
