@@ -192,14 +192,14 @@ def test_explain_says_where_an_item_is() -> None:
     assert [told[offset].ahead for offset in (4, 5, 7)] == [0, 1, 2]
     assert told[6].due_at == START + 50
     assert told[2].reason == "it is on its way to the dead queue: bad"
-    assert told[7].reason == "2 items of its partition are served before it; attempt 1 did not complete it"
+    assert told[7].reason == "2 items of its partition are served before it; attempt 1 failed"
     rig.machine.max_attempts = 5
-    assert explain(rig.machine, 7).reason.endswith("; attempt 1 of 5 did not complete it")
+    assert explain(rig.machine, 7).reason.endswith("; attempt 1 of 5 failed")
     rig.machine.tick(START + 30)
     rig.reload()
     assert explain(rig.machine, 2).state == "dying"
     assert explain(rig.machine, 3).reason.startswith("its lease ran out")
-    assert "at most 1 of its kind" in explain(rig.machine, 8).reason
+    assert "at most 1 such item" in explain(rig.machine, 8).reason
 
 
 def test_a_closed_lease_over_neighbours_is_remembered_as_one_part() -> None:

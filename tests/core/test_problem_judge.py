@@ -158,7 +158,7 @@ def test_a_queue_that_nobody_ever_consumed() -> None:
     began = queue.now
     queue.put(3)
     queue.run(16)
-    assert "no consumer has asked since" in assert_named(queue, "no_consumer", began).cause
+    assert "no consumer has requested items since" in assert_named(queue, "no_consumer", began).cause
 
 
 def test_a_dead_queue_need_not_be_consumed() -> None:
@@ -181,7 +181,7 @@ def test_a_dependency_that_fails_most_of_the_time() -> None:
     queue.run(20, second)
     problem = assert_named(queue, "failure_rate", began)
     assert problem.severity == "critical"
-    assert "80 % of the items fail, 4.0/s" in problem.message
+    assert "80 % of the items fail (4.0/s" in problem.message
     assert set(queue.seen) == {"failure_rate"}
     assert_clears(queue, "failure_rate", healthy(queue), 10_000)
 
@@ -246,7 +246,7 @@ def test_items_that_die_and_where_they_are() -> None:
     queue.put(3)
     queue.work(3, "dead")
     queue.run(4, healthy(queue))
-    assert "3 items died in the last minute, and are in orders.dead" in assert_named(queue, "dead_letters", began).message
+    assert "3 items died in the last minute and are in orders.dead" in assert_named(queue, "dead_letters", began).message
     assert_clears(queue, "dead_letters", healthy(queue), DEAD_SHOWN)
 
 
@@ -258,7 +258,7 @@ def test_a_queue_that_is_paused_and_forgotten() -> None:
     queue.put(7)
     queue.run(14)
     problem = assert_named(queue, "queue_paused", began)
-    assert "7 items wait" in problem.message
+    assert "7 items ready" in problem.message
     assert abs(problem.since - began) <= INTERVAL
     assert set(queue.seen) == {"queue_paused"}
     queue.facts = queue.facts._replace(paused=())
@@ -281,7 +281,7 @@ def test_a_pause_of_before_the_start_is_as_old_as_the_settings() -> None:
     queue.facts = queue.facts._replace(paused=("lease",))
     queue.put(1)
     queue.run(2)
-    assert "paused for leases for 60 min" in queue.judge.problems()[0].message
+    assert "leasing has been paused for 60 min" in queue.judge.problems()[0].message
 
 
 def test_leases_that_run_out() -> None:
@@ -318,7 +318,7 @@ def test_handlers_that_have_become_slow() -> None:
     queue.run(14, second)
     problem = assert_named(queue, "slow_handlers", began)
     assert re.fullmatch(
-        r"2 consumers have held \d items? for over 6 s while \d+ wait: 5.0/s come in, 0.\d/s are completed", problem.message
+        r"2 consumers have held \d items? for over 6 s while \d+ are ready: 5.0/s come in, 0.\d/s are completed", problem.message
     ), problem.message
     assert set(queue.seen) == {"slow_handlers"}
 

@@ -500,7 +500,11 @@ async def test_why_an_item_of_such_a_partition_is_not_served(tmp_path: Path) -> 
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q", 2))
         await into(service, 0, "x")
-        reasons: dict[PartitionState, str] = {"paused": "is paused", "preparing": "is not in use yet", "draining": "is drained by a"}
+        reasons: dict[PartitionState, str] = {
+            "paused": "is paused",
+            "preparing": "is not in use yet",
+            "draining": "is draining its partition",
+        }
         for state, says in reasons.items():
             await set_state(service, "q", [0], state)
             assert says in (await service.explain("q", 0, 0)).reason

@@ -92,7 +92,7 @@ def explain(driver: QueueDriver, request: Explain) -> Explanation:
     if found.state == "ready":
         found.reason += "".join(f"; {why}" for why in _held_up(driver.record, executor.number))
         if driver.queue.circuit is not None and driver.queue.circuit.state != "closed":
-            found.reason += "; the queue's circuit breaker is open: too many items fail, and only a few are tried"
+            found.reason += "; the queue's circuit breaker is open: too many items fail, and only probes are leased"
     if executor.degraded:
         found.reason += f"; its partition is slow: a commit takes {executor.slowness(system.now()):.0f} ms"
     return found
@@ -101,7 +101,7 @@ def explain(driver: QueueDriver, request: Explain) -> Explanation:
 def _held_up(record: QueueRecord, number: int) -> Iterator[str]:
     """Reasons why ready items of that partition are not served in their turn, or not there."""
     if "lease" in record.paused:
-        yield "the queue is paused for leases"
+        yield "leasing from the queue is paused"
     each = record.partition(number)
     if each is None:
         return
@@ -110,9 +110,9 @@ def _held_up(record: QueueRecord, number: int) -> Iterator[str]:
     elif each.state == "preparing":
         yield "its partition is not in use yet"
     elif each.state == "draining":
-        yield "its partition is drained by a rebalance, which may move it to another one, under another id with the same origin"
+        yield "a rebalance is draining its partition and may move it to another one, under a new id with the same origin"
     if record.holds_back(each):
-        yield f"what is left in partition {min(each.after)} is served before"
+        yield f"partition {min(each.after)} has to be empty first"
 
 
 def stats(driver: QueueDriver) -> LogicalQueueStats:

@@ -155,21 +155,21 @@ def explain(partition: Partition, offset: int) -> Explanation:
     for transfer in partition.transfers.by_number.values():
         if any(offset in piece.offsets for piece in open_slices(transfer)):
             if transfer.moves_to is not None:
-                return Explanation("dying", f"it is on its way to partition {transfer.moves_to}: a rebalance empties this one")
+                return Explanation("dying", f"it is on its way to partition {transfer.moves_to}, because a rebalance is draining this one")
             to = "the dead queue" if transfer.target is None else f"queue {transfer.target}"
             return Explanation("dying", f"it is on its way to {to}: {transfer.transfer or 'redriven'}")
     if not 0 <= offset < partition.log.header.next:
-        return Explanation("unknown", "this id was never given")
+        return Explanation("unknown", "this id was never assigned")
     return Explanation("gone", _GONE[disposition or "settled"])
 
 
 _GONE: dict[str, str] = {
     "completed": "it was completed",
-    "expired": "its lease ran out; it is offered again under another id, with the same origin, or died of it",
-    "retried": "it was retried, and is or will be offered again under another id, with the same origin",
-    "released": "it was released, and is offered again under another id, with the same origin",
+    "expired": "its lease ran out; it is served again under a new id with the same origin, or it became dead",
+    "retried": "it was retried; it is, or will be, served again under a new id with the same origin",
+    "released": "it was released; it is served again under a new id with the same origin",
     "dead": "it is dead",
-    "settled": "it was completed, put back under another id, cleared, redriven, moved, or died, longer ago than is remembered",
+    "settled": "it was completed, put back under a new id, cleared, redriven or moved, or it died, too long ago to say which",
 }
 
 
@@ -182,7 +182,7 @@ def _failed(partition: Partition, attempts: int) -> str:
     if not attempts:
         return ""
     limit = f" of {partition.max_attempts}" if partition.max_attempts else ""
-    return f"; attempt {attempts}{limit} did not complete it"
+    return f"; attempt {attempts}{limit} failed"
 
 
 def _leased(lease: LeaseState, extent: Extent) -> Explanation:
@@ -208,7 +208,7 @@ def _waiting(partition: Partition, extent: Extent, offset: int) -> Explanation:
     reason = "it is next" if not ahead else f"{ahead} items of its partition are served before it"
     reason += _failed(partition, extent.attempts)
     if extent.max_lease_size:
-        reason += f"; its lease ran out before, so at most {extent.max_lease_size} of its kind are leased at once"
+        reason += f"; its lease ran out before, so at most {extent.max_lease_size} such items fit into one lease"
     return Explanation("ready", reason, ahead=ahead, attempts=extent.attempts, expires_at=extent.expires_at or None)
 
 

@@ -128,7 +128,7 @@ class Judge:
             yield Finding(
                 "instance_silent",
                 "critical",
-                f"instance {name} gives no sign of life; others take over its partitions",
+                f"instance {name} sends no heartbeats; the other instances take over its partitions",
                 "it has stopped, hangs, or cannot reach the meta store",
                 "sluiceway instance list",
                 "/ui/instances",

@@ -39,8 +39,8 @@ def no_consumer(facts: QueueFacts, window: Window, is_open: bool) -> Finding | N
     return Finding(
         "no_consumer",
         "warning",
-        f"{items(now.ready)} ready, and no consumer has asked for any in {seconds(now.at - since)}",
-        "the consumers have stopped, or use another queue name" if known else "no consumer has asked since this server started",
+        f"{items(now.ready)} ready, and no consumer has requested any for {seconds(now.at - since)}",
+        "the consumers have stopped, or use another queue name" if known else "no consumer has requested items since this server started",
         f"sluiceway consumer list {facts.queue_name}",
         _page(facts, "/consumers"),
         since,
@@ -54,12 +54,12 @@ def queue_paused(facts: QueueFacts, window: Window, is_open: bool) -> Finding | 
     refused = window.refused(t.MEMORY).get("queue_paused", 0)
     causes: list[str] = []
     if leases is not None and now.ready and now.at - leases >= t.PAUSED_AFTER:
-        causes.append(f"paused for leases for {seconds(now.at - leases)}: {items(now.ready)} wait")
+        causes.append(f"leasing has been paused for {seconds(now.at - leases)}: {items(now.ready)} ready")
     if produces is not None and (
         (refused and now.at - produces >= t.PAUSED_AFTER) or now.at - produces >= t.PAUSE_FORGOTTEN or (causes and leases == produces)
     ):
-        told = f"{refused:,} produces were refused in the last minute" if refused else "it takes no items"
-        causes.append(f"paused for produces for {seconds(now.at - produces)}: {told}")
+        told = f"{refused:,} produces were refused in the last minute" if refused else "the queue takes no items"
+        causes.append(f"producing has been paused for {seconds(now.at - produces)}: {told}")
     if not causes:
         return None
     begun = min(at for at in (leases, produces) if at is not None)
@@ -83,7 +83,7 @@ def leases_expiring(facts: QueueFacts, window: Window, is_open: bool) -> Finding
     return Finding(
         "leases_expiring",
         "warning",
-        f"the leases of {items(expired)} ran out in the last {seconds(span)}, {expired * 100 // closed} % of those that ended",
+        f"the leases of {items(expired)} ran out in the last {seconds(span)}, {expired * 100 // closed} % of the items whose lease ended",
         "consumers crash, or a handler takes longer than its lease and does not extend it",
         f"sluiceway queue update {facts.queue_name} --lease-timeout 5m",
         _page(facts, "/consumers"),
@@ -115,7 +115,7 @@ def slow_handlers(facts: QueueFacts, window: Window, is_open: bool) -> Finding |
     return Finding(
         "slow_handlers",
         "warning",
-        f"{consumers(len(now.held))} held {items(held)} for over {seconds(t.HELD)} while {now.ready:,} wait: "
+        f"{consumers(len(now.held))} held {items(held)} for over {seconds(t.HELD)} while {now.ready:,} are ready: "
         f"{rate(produced, t.HELD)} come in, {rate(completed, t.HELD)} are completed",
         "the handlers are slow, or wait for something; more consumers, or faster handlers, would keep up",
         f"sluiceway consumer list {facts.queue_name}",
@@ -140,7 +140,7 @@ def consumer_hoarding(facts: QueueFacts, window: Window, is_open: bool) -> Findi
         "consumer_hoarding",
         "warning",
         f"consumer {client} has held {items(held[client])} for over {seconds(t.HELD)}, while {consumers(others, 'other ')} no items",
-        "it leases more at a time than it can work on",
+        "it leases more items at a time than it can process",
         f"sluiceway consumer list {facts.queue_name}",
         _page(facts, "/consumers"),
         subject=client,
@@ -181,7 +181,7 @@ def failure_rate(facts: QueueFacts, window: Window, is_open: bool) -> Finding | 
     return Finding(
         "failure_rate",
         "critical" if critical else "warning",
-        f"{failed * 100 // outcomes} % of the items fail, {rate(failed, span)}: retried or dead in the last {seconds(span)}",
+        f"{failed * 100 // outcomes} % of the items fail ({rate(failed, span)} retried or dead in the last {seconds(span)})",
         _latest(window) or "something that the handlers depend on fails, or their code is wrong",
         f"sluiceway queue pause {facts.queue_name} --lease",
         _page(facts, "/items"),
@@ -201,7 +201,7 @@ def circuit_open(facts: QueueFacts, window: Window, is_open: bool) -> Finding | 
     return Finding(
         "circuit_open",
         "critical",
-        f"the circuit breaker has been open for {seconds(window.now.at - since)}: most items fail, and only a few are tried",
+        f"the circuit breaker has been open for {seconds(window.now.at - since)}: most items fail, and only probes are leased",
         _latest(window) or "something that the handlers depend on fails",
         f"sluiceway stats {facts.queue_name}",
         _page(facts),
@@ -240,16 +240,16 @@ def dead_letters(facts: QueueFacts, window: Window, is_open: bool) -> Finding | 
         return Finding(
             "dead_letters",
             "warning",
-            f"{died}, and were dropped: the queue has no dead queue",
-            "they failed for the last time, expired, or were rejected",
+            f"{died} and were dropped, because the queue has no dead queue",
+            "they used up their attempts, expired, or were rejected",
             f"sluiceway queue update {facts.queue_name} --dead-queue NAME",
             _page(facts, "/settings"),
         )
     return Finding(
         "dead_letters",
         "warning",
-        f"{died}, and are in {facts.dead_queue}",
-        "they failed for the last time, expired, or were rejected: the reason is with each",
+        f"{died} and are in {facts.dead_queue}",
+        "they used up their attempts, expired, or were rejected; each has its reason",
         f"sluiceway stats {facts.dead_queue} --reasons",
         _page(facts, "/dead"),
     )
@@ -266,8 +266,9 @@ def backlog_age(facts: QueueFacts, window: Window, is_open: bool) -> Finding | N
     return Finding(
         "backlog_age",
         "warning",
-        f"the next of {items(now.ready)} has waited {seconds(now.at - now.oldest_at)}; the target is {seconds(facts.target_age)}",
-        "more comes in than is consumed, or nothing is consumed",
+        f"{items(now.ready)} ready, and the next one has waited for {seconds(now.at - now.oldest_at)}; the target is "
+        f"{seconds(facts.target_age)}",
+        "more items come in than are consumed, or none are consumed",
         f"sluiceway queue history {facts.queue_name}",
         _page(facts),
         now.oldest_at + facts.target_age,
@@ -285,7 +286,7 @@ def produce_refused(facts: QueueFacts, window: Window, is_open: bool) -> Finding
         "produce_refused",
         "critical",
         f"{count:,} produces were refused in the last {seconds(t.WINDOW)}: {why}",
-        "the disk is full" if "storage_full" in refused else "the server cannot store them, or too many wait",
+        "the disk is full" if "storage_full" in refused else "the server cannot store them, or too many are waiting",
         "sluiceway doctor",
         _page(facts, "/partitions"),
     )
