@@ -189,7 +189,7 @@ def test_what_the_judge_finds_comes_as_checks_with_the_command_that_mends_it() -
     assert [(each.name, each.state, each.detail, each.fix) for each in checks] == [
         ("backend_down", "failed", "db: no answer", "look"),
         ("poison_item", "warning", "q: 1 item fails. Cause: offset 7", "mend"),
-        ("problems", "warning", "instance i2 did not say what is wrong with it", "sluiceway instance list"),
+        ("problems", "warning", "instance i2 did not answer, so its problems are not known", "sluiceway instance list"),
     ]
     (good,) = doctor_checks.judged(ProblemList(queues=3))
     assert (good.state, good.detail) == ("ok", "none in 3 queues")

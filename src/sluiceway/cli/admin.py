@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from sluiceway.cli.common import FILE, all_items, duration_option, print_json, printable, table
+from sluiceway.cli.common import FILE, WholeNumber, all_items, duration_option, print_json, printable, table
 from sluiceway.cli.session import Session, connected, queue_names
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
@@ -50,7 +50,7 @@ def list_backends(session: Session) -> None:
 @click.option("--config", type=FILE, help="The server's configuration file, if it names a cluster.")
 @click.option("--cluster-meta", metavar="URL", help="The meta store of the server's cluster, as in `serve`.")
 @click.option("--queue", "queue_name", help="Only the partitions of this queue.")
-@click.option("--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition of the queue. May be repeated.")
+@click.option("--partition", "numbers", type=WholeNumber(0), multiple=True, help="Only this partition of the queue. May be repeated.")
 @connected
 def accept_backend(
     session: Session,
@@ -63,8 +63,8 @@ def accept_backend(
 ) -> None:
     """Accept the storage of backend NAME as it is, although it is older than before, or empty.
 
-    Use this after a deliberate restore or a permanent loss. Stop every client first: item ids that were assigned since then are assigned
-    again to other items. The server may be running.
+    Use this after a deliberate restore or a permanent loss. Stop every client first: ids that were assigned after the backup are assigned
+    again, to other items. The server may be running.
     """
     if numbers and queue_name is None:
         raise click.UsageError("--partition needs --queue")
@@ -103,12 +103,13 @@ def key() -> None:
     help="Scope of the key: ACTION:PATTERN, such as 'produce:orders-*' (produce, consume, read, manage), or admin. May be repeated.",
 )
 @duration_option("--expires-after", help="Lifetime of the key. [default: unlimited]")
-@click.option("--requests-per-second", type=click.IntRange(0), help="Request limit; 0 = unlimited. [default: the server's]")
-@click.option("--bytes-per-second", type=click.IntRange(0), help="Bandwidth limit; 0 = unlimited. [default: the server's]")
+@click.option("--requests-per-second", type=WholeNumber(0), help="Request limit; 0 = unlimited. [default: the server's]")
+@click.option("--bytes-per-second", type=WholeNumber(0), help="Bandwidth limit; 0 = unlimited. [default: the server's]")
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Create the key directly in this data folder, without a server: the way to the first key. A server may be running there.",
+    help="Create the key directly in this data folder, without calling a server. This is the way to the first key. A server may be "
+    "running there.",
 )
 @click.option("--config", type=FILE, help="With --data: the server's configuration file, if it names a cluster.")
 @click.option("--cluster-meta", metavar="URL", help="With --data: the meta store of the server's cluster, as in `serve`.")
@@ -199,7 +200,7 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> date
 
 _FILTERS = (
     click.option("--queue", "queue_name", help="Only changes of this queue.", shell_complete=queue_names),
-    click.option("--action", help="Only this action, such as queues.delete. With a trailing dot, all that start so, such as rebalance."),
+    click.option("--action", help="Only this action, such as queues.delete, or all with this prefix, which ends with a dot: rebalance."),
     click.option("--actor", help="Only changes by this API key: its name, or NAME/ID."),
 )
 
@@ -214,7 +215,7 @@ def audit_filters(command: Callable[..., T]) -> Callable[..., T]:
 @audit_filters
 @click.option("--since", metavar="TIME", callback=_time, help="Only changes since this time, or since an age such as 2h.")
 @click.option("--until", metavar="TIME", callback=_time, help="Only changes before this time or age.")
-@click.option("-n", "--count", type=click.IntRange(1), default=50, show_default=True, help="Number of newest changes.")
+@click.option("-n", "--count", type=WholeNumber(1), default=50, show_default=True, help="Number of newest changes.")
 @click.option("--follow", is_flag=True, help="Then follow new changes until Ctrl-C.")
 @connected
 def list_audit(session: Session, until: datetime | None, count: int, follow: bool, **filters: Any) -> None:
@@ -232,7 +233,7 @@ def list_audit(session: Session, until: datetime | None, count: int, follow: boo
 
 @audit.command()
 @audit_filters
-@click.option("-n", "--count", type=click.IntRange(0), default=10, show_default=True, help="Number of latest changes to start with.")
+@click.option("-n", "--count", type=WholeNumber(0), default=10, show_default=True, help="Number of latest changes to start with.")
 @click.option("-f", "--follow", is_flag=True, help="Follow new changes until Ctrl-C.")
 @connected
 def tail(session: Session, count: int, follow: bool, **filters: Any) -> None:
@@ -281,7 +282,7 @@ def _words(title: str, fields: Mapping[str, Any]) -> str:
 @click.command()
 @click.option("--queue", help="Only events of this queue.", shell_complete=queue_names)
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type, such as queue.created. May be repeated.")
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many events. [default: run until Ctrl-C]")
+@click.option("-n", "--count", type=WholeNumber(1), help="Stop after this many events. [default: run until Ctrl-C]")
 @connected
 def events(session: Session, queue: str | None, types: tuple[str, ...], count: int | None) -> None:
     """Print the server's events as they happen. `reset` means that events were missed."""

@@ -108,6 +108,19 @@ def exit_code(error: SluicewayError) -> int:
     return EXIT_UNAVAILABLE if error.retryable else EXIT_REFUSED
 
 
+class WholeNumber(click.IntRange):
+    """A whole number within bounds. A refusal names the bounds, which click leaves out if the text is not a number."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            bounds = f"of at least {self.min}" if self.max is None else f"from {self.min} to {self.max:,}"
+            self.fail(f"{str(value)!r} is not a whole number {bounds}", param, ctx)
+
+
 def duration_option(
     name: str, *, help: str, default: str | None = None, metavar: str = "DURATION"
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:

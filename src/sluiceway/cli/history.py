@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sluiceway.cli.common import Rows, print_table, table
+from sluiceway.cli.common import Rows, WholeNumber, print_table, table
 from sluiceway.cli.session import Session, connected, queue_argument
 from sluiceway.kernel.clock import format_duration
 
@@ -31,7 +31,7 @@ _ALWAYS = ("ready", "produced", "completed")
 
 @click.command()
 @queue_argument("name")
-@click.option("--minutes", type=click.IntRange(1, MAX_MINUTES), default=60, show_default=True, help="Number of latest minutes.")
+@click.option("--minutes", type=WholeNumber(1, MAX_MINUTES), default=60, show_default=True, help="Number of latest minutes.")
 @connected
 def history(session: Session, name: str, minutes: int) -> None:
     """Show the history of the queue NAME per minute, up to a day.

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from sluiceway.cli.common import printable, table
+from sluiceway.cli.common import WholeNumber, printable, table
 from sluiceway.cli.session import Session, connected
 
 
@@ -41,15 +41,17 @@ def list_(session: Session) -> None:
 @click.option("--settle-timeout", metavar="DURATION", help="Join window: a round is sealed once no instance has joined for this long.")
 @click.option("--round-interval", metavar="DURATION", help="Minimum time between two rounds.")
 @click.option("--heartbeat-interval", metavar="DURATION", help="Maximum age of a round.")
-@click.option("--beat-interval", metavar="DURATION", help="Interval of an instance's sign of life.")
-@click.option("--lease-timeout", metavar="DURATION", help="An instance stops serving after this long without a sign of life of its own.")
-@click.option("--member-timeout", metavar="DURATION", help="The others replace an instance after this long without a sign of life.")
+@click.option("--beat-interval", metavar="DURATION", help="Time between two heartbeats of an instance.")
+@click.option(
+    "--lease-timeout", metavar="DURATION", help="An instance stops serving after this long without a stored heartbeat of its own."
+)
+@click.option("--member-timeout", metavar="DURATION", help="The others replace an instance after this long without a heartbeat.")
 @click.option("--strategy", type=click.Choice(["rounds", "claims"]), help="Assignment of partitions to instances.")
 @connected
 def update(session: Session, **wanted: Any) -> None:
     """Change the cluster's timings while it runs. A round follows. Needs the scope `admin`.
 
-    Omitted options stay unchanged. Timings in an instance's configuration take effect again when that instance starts.
+    Omitted options stay unchanged. An instance applies the timings in its own configuration again when it starts.
     """
     found = session.client.update_instances(**wanted)
     times = [(name, text) for name, text in (found.parameters or {}).items()]
@@ -57,7 +59,7 @@ def update(session: Session, **wanted: Any) -> None:
 
 
 @instance.command()
-@click.option("-n", "--count", type=click.IntRange(1, 100), default=20, show_default=True, help="Number of newest rounds.")
+@click.option("-n", "--count", type=WholeNumber(1, 100), default=20, show_default=True, help="Number of newest rounds.")
 @connected
 def rounds(session: Session, count: int) -> None:
     """List the latest rounds, newest first, with their triggers and moves. Needs the scope `read:*` or `admin`."""
@@ -72,7 +74,9 @@ def rounds(session: Session, count: int) -> None:
     ]
     columns = ("round", "sealed", "duration", "instances", "moved", "kept", "trigger")
     session.print_all(
-        found, table(columns, rows, right=numbers), "No rounds: a standalone server has none, nor has a cluster with the strategy claims"
+        found,
+        table(columns, rows, right=numbers),
+        "No rounds: a standalone server has none, and neither has a cluster with the strategy claims",
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sluiceway.cli.common import EXIT_REFUSED, arguments_or_stdin, chunks, counted, printable, table
+from sluiceway.cli.common import EXIT_REFUSED, WholeNumber, arguments_or_stdin, chunks, counted, printable, table
 from sluiceway.cli.item_outcomes import settle_all
 from sluiceway.cli.items import json_item, print_items
 from sluiceway.cli.session import Session, connected, queue_argument
@@ -66,7 +66,7 @@ def found_items(session: Session, queue: str, count: int | None, **wanted: Any) 
 @click.option("--contains", metavar="TEXT", help="Items whose payload contains this text.")
 @click.option("--reason", metavar="TEXT", help="Dead items whose reason contains this text.")
 @click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Items in this state. May be repeated. [default: any]")
-@click.option("-n", "--count", type=click.IntRange(1), help="Maximum number of items. [default: 20; all for an action]")
+@click.option("-n", "--count", type=WholeNumber(1), help="Maximum number of items. [default: 20; all for an action]")
 @click.option("--run-now", "act", flag_value="run-now", help="Make the scheduled ones ready now.")
 @click.option("--drop", "act", flag_value="drop", help="Permanently delete the ready and the scheduled ones.")
 @click.option("--move-to", "target", metavar="QUEUE", help="Move the ready and the scheduled ones to this queue.")
@@ -78,8 +78,8 @@ def search(
 ) -> None:
     """Find items of QUEUE, in all of its partitions, that match every option, and act on them if asked to.
 
-    The items are read as they stand, without leasing them. With --json: one object per item, as `lease` prints, with its state; of an
-    action: its counts and the ignored ids.
+    Reads the items without leasing them. With --json: one object per item, as `lease` prints it, with its state; for an action, its
+    counts and the ignored ids.
     """
     if target is not None and act is not None:
         raise click.UsageError("--run-now, --drop, --move-to and --send-back exclude each other")
@@ -157,7 +157,7 @@ _ACTS = {
 def run_now(session: Session, queue: str, ids: tuple[str, ...]) -> None:
     """Make scheduled items of QUEUE, waiting retries included, ready now: ids, or ids on stdin (`-`).
 
-    Safe to repeat: an item that was made ready has another id.
+    Safe to repeat: an item that was made ready has a new id.
     """
     _run_now(session, queue, arguments_or_stdin(ids, "ids"), None)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sluiceway.cli.common import duration_option, print_json, print_table, printable, table
+from sluiceway.cli.common import WholeNumber, duration_option, print_json, print_table, printable, table
 from sluiceway.cli.line_producer import produce_lines
 from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument
 from sluiceway.cli.stats import open_circuits
@@ -73,20 +73,20 @@ def produce(
         if due is not None:
             raise click.UsageError("--after and --at exclude each other")
         if key is not None:
-            raise click.UsageError("--after is another time in each run; pass --at with --key")
+            raise click.UsageError("--after means another time in each run; pass --at with --key")
         due = datetime.now(UTC) + timedelta(milliseconds=parse_duration(after, "after"))
     produce_lines(session, queue, items, file, key, columns | {"enqueue_at": due}, blank_lines)
 
 
 @click.command()
 @queue_argument()
-@click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="Maximum number of items.")
+@click.option("-n", "--count", type=WholeNumber(1), default=1, show_default=True, help="Maximum number of items.")
 @duration_option("--wait", default="0s", help="Time to wait for the first item.")
 @duration_option("--lease-timeout", help="Lease duration. [default: the queue's]")
 @click.option("--client-id", default="cli", show_default=True, help="Consumer name in the lease.")
 @click.option(
     "--max-partitions",
-    type=click.IntRange(1, MAX_PARTITIONS),
+    type=WholeNumber(1, MAX_PARTITIONS),
     help="Maximum number of partitions to lease from. [default: as many as needed]",
 )
 @connected
@@ -119,10 +119,10 @@ def lease(
 
 @click.command()
 @queue_argument()
-@click.option("-n", "--count", type=click.IntRange(1, MAX_ITEMS_ARROW), default=10, show_default=True, help="Maximum number of items.")
-@click.option("--partition", type=click.IntRange(0), help="Only items of this partition.")
+@click.option("-n", "--count", type=WholeNumber(1, MAX_ITEMS_ARROW), default=10, show_default=True, help="Maximum number of items.")
+@click.option("--partition", type=WholeNumber(0), help="Only items of this partition.")
 @click.option("--lease", "lease_id", metavar="LEASE_ID", help="Show the open items of this lease instead of the next ready ones.")
-@click.option("--start", type=click.IntRange(0), help="Start position in the lease. Only with --lease.")
+@click.option("--start", type=WholeNumber(0), help="Start position in the lease. Only with --lease.")
 @click.option("--state", type=click.Choice(["ready", "leased", "scheduled"]), help="Show items in this state instead.")
 @connected
 def peek(

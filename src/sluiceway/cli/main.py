@@ -57,7 +57,7 @@ _FIELD_WORDS = {
     **dict.fromkeys(("promote", "run_now", "kick"), "sluiceway run-now QUEUE ID"),
     **dict.fromkeys(("transfer", "mv"), "sluiceway move QUEUE ID --to QUEUE"),
     **dict.fromkeys(("delete", "rm", "remove"), "sluiceway queue delete NAME; for single items: sluiceway drop QUEUE ID"),
-    **dict.fromkeys(("start", "server", "up"), "sluiceway dev to try things, sluiceway serve --data DIR to stay"),
+    **dict.fromkeys(("start", "server", "up"), "sluiceway dev to try it out, sluiceway serve --data DIR for a permanent server"),
     **dict.fromkeys(
         ("dlq", "dead", "dead-letters"), "sluiceway stats DEAD_QUEUE --reasons, sluiceway peek DEAD_QUEUE, sluiceway redrive DEAD_QUEUE"
     ),

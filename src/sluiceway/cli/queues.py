@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from sluiceway.cli.common import all_items, duration_option, printable, table
+from sluiceway.cli.common import WholeNumber, all_items, duration_option, printable, table
 from sluiceway.cli.history import history
 from sluiceway.cli.session import Session, connected, queue_argument
 from sluiceway.kernel.errors import SluicewayError
@@ -77,7 +77,7 @@ def _option(setting: Setting, is_new: bool) -> Callable[[Callable[..., T]], Call
     if kind == "backoff":
         return duration_option(flag, metavar="FIRST MOST", help=help)
     if kind == "count":
-        return click.option(flag, type=click.IntRange(0), help=help)
+        return click.option(flag, type=WholeNumber(0), help=help)
     if kind == "breaker":
         return click.option(flag, metavar="RATE[:FAILURES]", callback=_breaker, help=help)
     if kind == "logical queues":
@@ -135,7 +135,7 @@ def _settings(typed: dict[str, Any]) -> Settings:
 
 @queue.command(cls=_WithSettings)
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1), help="Number of partitions. [server's default: 1]")
+@click.option("--partitions", type=WholeNumber(1), help="Number of partitions. [server's default: 1]")
 @connected
 def create(session: Session, name: str, partitions: int | None, **typed: Any) -> None:
     """Create the queue NAME."""
@@ -155,7 +155,7 @@ def _created(info: QueueInfo) -> str:
 
 @queue.command(cls=_WithSettingsToChange)
 @queue_argument("name")
-@click.option("--if-version", metavar="VERSION", type=click.IntRange(0), help="Fail unless the queue still has this version.")
+@click.option("--if-version", metavar="VERSION", type=WholeNumber(0), help="Fail unless the queue still has this version.")
 @connected
 def update(session: Session, name: str, if_version: int | None, **typed: Any) -> None:
     """Change settings of the queue NAME. They take effect at once; omitted settings stay unchanged."""

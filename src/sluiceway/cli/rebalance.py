@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
-from sluiceway.cli.common import Rows, all_items, counted, duration_option, per_second, print_json, print_table, printable, table
+from sluiceway.cli.common import (
+    Rows,
+    WholeNumber,
+    all_items,
+    counted,
+    duration_option,
+    per_second,
+    print_json,
+    print_table,
+    printable,
+    table,
+)
 from sluiceway.cli.session import Session, connected, queue_argument, queue_names
 from sluiceway.kernel.errors import SluicewayError
 
@@ -45,7 +56,7 @@ def _pattern(queue: str | None, match: str | None, everything: bool) -> str | No
 
 _partitions = click.option(
     "--partitions",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Target number of partitions. [default: the current number, placed by the current affinities]",
 )
 
@@ -168,7 +179,7 @@ def start(
     """
     pattern = _pattern(queue, match, everything)
     if rate is not None and drain != "copy":
-        raise click.UsageError("--rate needs --drain copy: a natural drain goes at the consumers' pace")
+        raise click.UsageError("--rate needs --drain copy: a natural drain proceeds at the consumers' pace")
     if not yes and not sys.stdin.isatty():
         raise click.UsageError("this moves partitions; review `sluiceway rebalance plan`, then pass --yes")
     if pattern is not None:
@@ -262,7 +273,7 @@ def _id_of(session: Session, which: str) -> str:
 @click.option("--wait", is_flag=True, help="Then watch the rollback, as `rebalance watch` does.")
 @connected
 def cancel(session: Session, which: str, wait: bool) -> int:
-    """Cancel the rebalance WHICH (an id, or a queue) and roll it back. Refused once a partition was removed.
+    """Cancel the rebalance WHICH (an id, or a queue) and roll it back. Refused once a partition has been removed.
 
     With --wait: exits with 0 if it was cancelled.
     """
@@ -281,7 +292,7 @@ def cancel(session: Session, which: str, wait: bool) -> int:
 @rebalance.command("list")
 @click.option("--queue", help="Only rebalances of this queue.", shell_complete=queue_names)
 @click.option("--open", "only_open", is_flag=True, help="Only open rebalances.")
-@click.option("-n", "--count", type=click.IntRange(1, 100), default=20, show_default=True, help="Number of newest rebalances.")
+@click.option("-n", "--count", type=WholeNumber(1, 100), default=20, show_default=True, help="Number of newest rebalances.")
 @connected
 def list_(session: Session, queue: str | None, only_open: bool, count: int) -> None:
     """List the rebalances, newest first."""

@@ -7,7 +7,7 @@ from time import monotonic, sleep
 
 import click
 
-from sluiceway.cli.common import per_second
+from sluiceway.cli.common import WholeNumber, per_second
 from sluiceway.cli.session import Session, connected, queue_argument
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
@@ -21,7 +21,7 @@ CALL_ITEMS = 1_000
 @click.option("--to", "target", metavar="QUEUE", help="Target queue. [default: each item's source queue]")
 @click.option("--reason", metavar="TEXT", help="Only items whose reason contains this text.")
 @click.option("--source", metavar="QUEUE", help="Only items that died in this queue.")
-@click.option("--limit", type=click.IntRange(1), help=f"Maximum number of items. [default: {CALL_ITEMS:,}]")
+@click.option("--limit", type=WholeNumber(1), help=f"Maximum number of items. [default: {CALL_ITEMS:,}]")
 @click.option("--all", "everything", is_flag=True, help="All items that wait in QUEUE now. Items that die again meanwhile stay there.")
 @click.option("--rate", metavar="N/s", callback=per_second, help="Maximum items per second.")
 @click.option("--dry-run", is_flag=True, help=f"Count the items (up to {MAX_ITEMS_ARROW:,}) without moving them.")

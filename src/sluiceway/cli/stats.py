@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sluiceway.cli.common import Rows, all_items, print_json, printable, table, wide_console
+from sluiceway.cli.common import Rows, WholeNumber, all_items, print_json, printable, table, wide_console
 from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument, queue_names
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _moment(at: datetime | None) -> str | None:
 @click.command()
 @click.argument("queue", required=False, shell_complete=queue_names)
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
-@click.option("--reasons", is_flag=True, help="Count the items of a dead queue by why they died.")
+@click.option("--reasons", is_flag=True, help="Count the items of a dead queue by reason.")
 @connected
 def stats(session: Session, queue: str | None, watch: bool, reasons: bool) -> None:
     """Count the items of QUEUE by partition, or those of every queue."""
@@ -175,7 +175,7 @@ def fields_of(part: PartitionStats) -> dict[str, object]:
 
 @partition.command()
 @queue_argument()
-@click.argument("number", type=click.IntRange(0))
+@click.argument("number", type=WholeNumber(0))
 @connected
 def pause(session: Session, queue: str, number: int) -> None:
     """Stop producing to and leasing from partition NUMBER of QUEUE until `partition resume`. Leased items can still be settled."""
@@ -185,7 +185,7 @@ def pause(session: Session, queue: str, number: int) -> None:
 
 @partition.command()
 @queue_argument()
-@click.argument("number", type=click.IntRange(0))
+@click.argument("number", type=WholeNumber(0))
 @connected
 def resume(session: Session, queue: str, number: int) -> None:
     """Resume partition NUMBER of QUEUE after `partition pause`."""
@@ -195,7 +195,7 @@ def resume(session: Session, queue: str, number: int) -> None:
 
 @partition.command("explain")
 @queue_argument()
-@click.argument("number", type=click.IntRange(0))
+@click.argument("number", type=WholeNumber(0))
 @connected
 def explain_partition(session: Session, queue: str, number: int) -> None:
     """Explain which instance owns partition NUMBER of QUEUE, and why."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sluiceway.cli.common import Rows, duration_option, print_json, printable, table
+from sluiceway.cli.common import Rows, WholeNumber, duration_option, print_json, printable, table
 from sluiceway.cli.consumers import ConsumerRow, consumer_table, rows_of
 from sluiceway.cli.session import Session, connected, paused_verbs
 from sluiceway.kernel.clock import format_duration, parse_duration
@@ -241,7 +241,7 @@ class Looker:
 @click.option("--once", is_flag=True, help="Print once and exit. Implied without a terminal, except with --json.")
 @duration_option("--interval", default="2s", help="Refresh interval.")
 @click.option(
-    "-n", "--most", type=click.IntRange(1, MAX_QUEUES), help=f"Maximum number of queues. [default: as many as fit, up to {MAX_QUEUES}]"
+    "-n", "--most", type=WholeNumber(1, MAX_QUEUES), help=f"Maximum number of queues. [default: as many as fit, up to {MAX_QUEUES}]"
 )
 @connected
 def top(session: Session, queues: tuple[str, ...], once: bool, interval: str, most: int | None) -> None:

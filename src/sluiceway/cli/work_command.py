@@ -9,7 +9,7 @@ import socket
 
 import click
 
-from sluiceway.cli.common import duration_option, from_root
+from sluiceway.cli.common import WholeNumber, duration_option, from_root
 from sluiceway.cli.session import Session, flags, queue_names, server_options
 from sluiceway.kernel.errors import SluicewayError
 
@@ -31,11 +31,11 @@ def _one_queue(ctx: click.Context, param: click.Parameter, values: tuple[str, ..
     shell_complete=queue_names,
     help="Queue to work on. [default: the function's name]",
 )
-@click.option("--concurrency", "-c", type=click.IntRange(1), default=8, show_default=True, help="Handlers at once in each process.")
-@click.option("--processes", "-p", type=click.IntRange(1), default=1, show_default=True, help="Processes, each with its own handlers.")
-@click.option("--batch-size", type=click.IntRange(1), help="Call the function with lists of up to this many items.")
+@click.option("--concurrency", "-c", type=WholeNumber(1), default=8, show_default=True, help="Handlers at once in each process.")
+@click.option("--processes", "-p", type=WholeNumber(1), default=1, show_default=True, help="Processes, each with its own handlers.")
+@click.option("--batch-size", type=WholeNumber(1), help="Call the function with lists of up to this many items.")
 @click.option("--tables", is_flag=True, help="Call the function with Arrow tables of up to --batch-size items (10,000).")
-@click.option("--prefetch", type=click.IntRange(0), default=100, show_default=True, help="Items that may wait in each process.")
+@click.option("--prefetch", type=WholeNumber(0), default=100, show_default=True, help="Items that may wait in each process.")
 @duration_option("--lease-timeout", default="1m", help="Lease of an item, renewed while its handler runs.")
 @duration_option("--shutdown-timeout", default="25s", help="Time for handlers to finish after SIGTERM or Ctrl-C.")
 @click.option("--error-messages/--no-error-messages", default=True, help="Record the message of an exception, not only its type.")

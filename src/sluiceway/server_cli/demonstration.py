@@ -8,7 +8,11 @@ from pathlib import Path
 
 import click
 
-from sluiceway.cli.common import Output, print_json, printing
+from sluiceway.cli.common import Output, WholeNumber, print_json, printing
+
+_SECONDS = click.FloatRange(0.1)
+_SECONDS.name = "number"
+"""click would refuse a text as "not a valid float range"."""
 
 
 @click.command()
@@ -31,8 +35,8 @@ def demo(input_: str | None, kill: str | None, data: Path | None) -> int:
 
 
 @click.command()
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measured rounds per system.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="Duration of a round.")
+@click.option("--rounds", type=WholeNumber(1), default=5, show_default=True, help="Measured rounds per system.")
+@click.option("--seconds", type=_SECONDS, default=3.0, show_default=True, help="Duration of a round.")
 @click.option("--output", "file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the figures to this file, as JSON.")
 @printing
 def bench(output: Output, rounds: int, seconds: float, file: Path | None) -> int:

@@ -58,7 +58,8 @@ def _judged(session: Session, server: Sequence[Check]) -> Iterator[Check]:
     try:
         yield from doctor_checks.judged(session.client.list_problems())
     except SluicewayError as error:
-        detail = "this key may not ask, or the server is older" if error.code in ("forbidden", "not_found") else error.detail
+        refused = "this key may not list problems, or the server is too old to do so"
+        detail = refused if error.code in ("forbidden", "not_found") else error.detail
         yield Check("problems", "skipped", detail)
 
 

@@ -111,9 +111,9 @@ def judged(found: ProblemList) -> Iterator[Check]:
         detail = f"{each.subject}: {each.message}" + (f". Cause: {each.cause}" if each.cause else "")
         yield Check(each.kind, "failed" if each.severity == "critical" else "warning", detail, each.command)
     for name in found.silent:
-        yield Check("problems", "warning", f"instance {name} did not say what is wrong with it", "sluiceway instance list")
+        yield Check("problems", "warning", f"instance {name} did not answer, so its problems are not known", "sluiceway instance list")
     if not (found.items or found.silent):
-        detail = f"none in {found.queues:,} queues" if found.watched else "the server has just started, and has not looked yet"
+        detail = f"none in {found.queues:,} queues" if found.watched else "the server has just started, and has not checked yet"
         yield Check("problems", "ok" if found.watched else "skipped", detail)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from sluiceway.cli.common import DEFAULT_PORT, DEFAULT_URL, FILE, Output, printing
+from sluiceway.cli.common import DEFAULT_PORT, DEFAULT_URL, FILE, Output, WholeNumber, printing
 from sluiceway.kernel.errors import SluicewayError
 
 LOOPBACK = "127.0.0.1"
@@ -53,11 +53,11 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 @click.option(
     "--auth",
     type=click.Choice(["auto", "keys", "none"]),
-    help="Whether clients need an API key. auto: unless every address is loopback. [default: auto]",
+    help="Whether clients need an API key. auto: they do, unless every address is loopback. [default: auto]",
 )
 @click.option("--tls-certificate", type=FILE, help="PEM file with the server's certificate.")
 @click.option("--tls-key", type=FILE, help="PEM file with the private key of the certificate.")
-@click.option("--workers", type=int, metavar="N", help="Number of server processes, to use as many cores. [default: 1]")
+@click.option("--workers", type=int, metavar="N", help="Number of server processes. Each uses one core. [default: 1]")
 @click.option("--cluster-meta", metavar="URL", help="The meta store of the cluster to join: sqlite:PATH, postgresql://…, etcd://…")
 @click.option("--advertise", metavar="URL", help="URL at which other instances reach this one. [default: from --listen]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Log as text, or as one JSON object per line. [default: text]")
@@ -98,7 +98,7 @@ def _why(error: OSError) -> str:
 @click.option("--no-open", is_flag=True, help="Do not open the dashboard in a browser.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65_535),
+    type=WholeNumber(0, 65_535),
     metavar="PORT",
     help=f"Listen port on {LOOPBACK}. Port 0 picks a free port. [default: {DEFAULT_PORT}, or a free port if that is taken]",
 )

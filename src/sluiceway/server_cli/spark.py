@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sluiceway.cli.common import EXIT_INTERRUPTED, Output, counted, duration_option, printing
+from sluiceway.cli.common import EXIT_INTERRUPTED, Output, WholeNumber, counted, duration_option, printing
 from sluiceway.cli.session import Session, connected
 from sluiceway.cli.stop_signal import Asked
 from sluiceway.kernel.clock import parse_duration
@@ -93,7 +93,7 @@ def _capture_options(command: Callable[..., T]) -> Callable[..., T]:
             click.option("--ca-file", default="", metavar="PATH", help="Certificate authorities of that server."),
             click.option("--meta", metavar="URL", required=True, help="Meta store: a URL, or env:NAME or file:PATH with one."),
             click.option("--log", default="meta", show_default=True, help="Sync log: meta, or kafka:HOST:PORT."),
-            click.option("--limit", type=click.IntRange(1, 10_000), default=10_000, show_default=True, help="Maximum records per batch."),
+            click.option("--limit", type=WholeNumber(1, 10_000), default=10_000, show_default=True, help="Maximum records per batch."),
             click.option("--preset", type=click.Choice(["log-leader", "finisher-hint"]), default="log-leader", show_default=True,
                          help="Assignment of new partitions."),
         )
@@ -105,7 +105,7 @@ def _capture_options(command: Callable[..., T]) -> Callable[..., T]:
 @spark.command()
 @_capture_options
 @click.option("--resident", is_flag=True, help="Run as long-lived tasks. Required: micro-batches need a program of your own.")
-@click.option("--tasks", type=click.IntRange(1), default=2, show_default=True, help="Number of tasks.")
+@click.option("--tasks", type=WholeNumber(1), default=2, show_default=True, help="Number of tasks.")
 @click.option("--until-done", is_flag=True, help="Stop when every partition has ended and is delivered.")
 @duration_option("--every", default="5s", help="Progress interval.")
 @click.option("--master", metavar="URL", help="Spark master. [default: this machine, with a slot per task]")
@@ -116,7 +116,7 @@ def capture(
 ) -> int:
     """Deliver the records of a change stream to a queue, with Spark tasks that divide its partitions.
 
-    Ctrl-C or SIGTERM stops it after the tasks have left in order; a restart resumes there. A second signal stops it without waiting.
+    Ctrl-C or SIGTERM stops it once the tasks have released their partitions; a restart resumes there. A second signal stops it at once.
     """
     if not resident:
         raise click.UsageError(

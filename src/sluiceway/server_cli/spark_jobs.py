@@ -20,6 +20,7 @@ from sluiceway.cli.common import (
     EXIT_INTERRUPTED,
     EXIT_REFUSED,
     Output,
+    WholeNumber,
     counted,
     duration_option,
     from_root,
@@ -215,7 +216,7 @@ def ended(session: Session, asked: bool, followed: Followed, done: str, once: bo
 @click.option("--kind", "every_kind", metavar="TEXT", help="Kind of all items.")
 @click.option("--items", is_flag=True, help="Rows are items with the columns payload, kind, encoding, reference, headers, enqueue_at.")
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
-@click.option("--partitions", type=click.IntRange(1), help="With --create: number of partitions.")
+@click.option("--partitions", type=WholeNumber(1), help="With --create: number of partitions.")
 @click.option(
     "--write-id", metavar="TEXT", help="Id of the load. [default: derived from the files' paths, sizes and times, and the options]"
 )
@@ -324,7 +325,7 @@ def _interruptible(running: Job) -> Iterator[None]:
 @click.option("--checkpoint", metavar="DIR", required=True, type=click.Path(file_okay=False), help="Folder of the checkpoint.")
 @click.option("--consumer", metavar="NAME", default="process", show_default=True, help="Consumer name of the leases.")
 @click.option("--once", is_flag=True, help="Stop when the items that are ready now are processed.")
-@click.option("--max-items", type=click.IntRange(1), help="Maximum items per batch. [default: 50,000]")
+@click.option("--max-items", type=WholeNumber(1), help="Maximum items per batch. [default: 50,000]")
 @duration_option("--hold-for", help="Lease duration while the job is stopped. [default: 7d, or the queue's maximum]")
 @click.option("--strict", is_flag=True, help="Fail on items without an outcome instead of completing them.")
 @a_job
@@ -399,7 +400,7 @@ def _no_module(module: str) -> SluicewayError:
 @click.option("--consumer", metavar="NAME", default="archive", show_default=True, help="Consumer name of the leases.")
 @click.option("--once", is_flag=True, help="Stop when the items that are ready now are archived.")
 @duration_option("--interval", default="10s", help="Batch interval, without --once.")
-@click.option("--max-items", type=click.IntRange(1), default=50_000, show_default=True, help="Maximum items per batch.")
+@click.option("--max-items", type=WholeNumber(1), default=50_000, show_default=True, help="Maximum items per batch.")
 @duration_option("--hold-for", help="Lease duration while the job is stopped. [default: 7d, or the queue's maximum]")
 @click.option("--verify", "verified", metavar="DIR", type=click.Path(), help="Only verify this archive, file by file.")
 @a_job
@@ -531,7 +532,7 @@ def _by_target(targets: dict[str, int]) -> list[str]:
 @click.option("--to-key", default="", metavar="WHERE", help="API key for --to-url: env:NAME or file:PATH.")
 @click.option("--to-ca-file", default="", metavar="PATH", help="Certificate authorities for --to-url.")
 @click.option("--follow", is_flag=True, help="With --to-queue: continue with new items until Ctrl-C.")
-@click.option("--max-items", type=click.IntRange(1), default=50_000, show_default=True, help="Maximum items per batch.")
+@click.option("--max-items", type=WholeNumber(1), default=50_000, show_default=True, help="Maximum items per batch.")
 @click.option("--consumer", metavar="NAME", default="copy", show_default=True, help="Consumer name of the leases.")
 @duration_option("--hold-for", default="1d", help="Lease duration while the job is stopped.")
 @a_job

@@ -118,7 +118,7 @@ class Supervisor:
                 self._error = child.error or SluicewayError("internal", "a process of the worker ended without an error")
                 self._is_stopping.set()
                 return
-            what = "waits for a change of the code" if self._options.reload else "is started again"
+            what = "starts again when the code changes" if self._options.reload else "starts again"
             log.warning("process %d ended: %s. It %s", child.number, child.error.detail if child.error else _reason(code), what)
         if child.may_start(self._options.reload):
             child.start()
