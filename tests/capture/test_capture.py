@@ -256,7 +256,7 @@ async def test_a_capture_is_forgotten_when_nobody_is_at_work_and_can_be_begun_ag
         told = config(tmp_path, url=server.url, queue=server.queue())
         async with member(told) as runner:
             await eventually(lambda: bool(runner.state.sown) and not runner.state.partitions)
-            with pytest.raises(SluicewayError, match=f"members of orders are running, or have not left: {runner.name}; stop them first"):
+            with pytest.raises(SluicewayError, match=f"members of orders are running, or did not leave: {runner.name}; stop them first"):
                 await forget("orders", told.meta)
         other = config(tmp_path, name="orders2", options={"script": "other"}, url=server.url, queue=server.queue())
         async with member(other) as runner:
@@ -268,7 +268,7 @@ async def test_a_capture_is_forgotten_when_nobody_is_at_work_and_can_be_begun_ag
         assert left
         assert all("orders2" in key for key in left)
         assert forgotten.left == (
-            f"the queue {told.queue} remembers the batches of orders for 30 days: until then take another name for that queue",
+            f"the queue {told.queue} remembers the batches of orders for 30 days: until then, use another capture name for that queue",
         )
         with pytest.raises(SluicewayError, match="there is no capture orders"):
             await forget("orders", told.meta)

@@ -222,7 +222,7 @@ async def test_keys_that_are_not_let_in(world: KinesisWorld, proxy: KinesisProxy
     stream = await world.open()
     proxy.before = some_of({"GetRecords", "ListShards"}, lambda number: True, Refused("AccessDeniedException"))
     for asked in (stream.seeds(""), stream.read(FIRST, "TRIM_HORIZON")):
-        with pytest.raises(SluicewayError, match=r"AccessDenied.*must be allowed kinesis:ListShards") as caught:
+        with pytest.raises(SluicewayError, match=r"AccessDenied.*need the permissions kinesis:ListShards") as caught:
             await asked
         assert caught.value.code == "forbidden"
     await stream.close()

@@ -302,7 +302,7 @@ async def test_a_descent_that_is_forgotten_is_no_end(served: Running) -> None:
     await aside(forget, served, place.queue)
     with pytest.raises(UnknownPositionError, match="record no longer exists"):
         await stream.read(born.token, born.start)
-    with pytest.raises(BrokenOffError, match="no record is left of the rebalance"):
+    with pytest.raises(BrokenOffError, match="the record of the rebalance"):
         await stream.seeds(seeds.upto)
     # Who looks for the first time begins with what is there.
     assert len((await stream.seeds("")).partitions) == 2

@@ -90,7 +90,7 @@ def test_an_instance_whose_lease_has_run_out_says_so(tmp_path: Path) -> None:
             await produce(here, "q", "x")
             assert [check.ok for check in await here.checks() if check.name == "cluster"] == [True]
             gate = lapse(rig, here)
-            assert here.problems()[0].startswith("the meta store has not confirmed what this instance owns")
+            assert here.problems()[0].startswith("the meta store has not confirmed which partitions this instance owns")
             (found,) = here.instances.checks()
             assert (found.name, found.ok, found.detail) == ("cluster", False, here.problems()[0])
             assert value(await scraped(here), "cluster_ownership_holds") == 0
@@ -125,11 +125,11 @@ def outside(members: int) -> Instances:
 
 @pytest.mark.parametrize(
     ("members", "why"),
-    [(3, "it joins, or has left"), (group_records.MAX_MEMBERS, "it has 200 members, and takes no more")],
+    [(3, "it is joining, or has left"), (group_records.MAX_MEMBERS, "it has 200 members, which is the maximum")],
 )
 def test_an_instance_that_is_no_member_says_so(members: int, why: str) -> None:
     instances = outside(members)
-    assert instances.problems() == [f"this instance is no member of the cluster: {why}; it serves by others alone"]
+    assert instances.problems() == [f"this instance is not a member of the cluster: {why}; it only forwards calls to the others"]
     assert [each.state for each in instances.cluster().instances if each.here] == ["joining"]
 
 

@@ -153,7 +153,9 @@ def test_only_who_knows_the_secret_is_let_in(instance: Instance, token: str | No
 
 
 def test_an_instance_of_another_cluster_is_told_that_it_is_no_peer(instance: Instance) -> None:
-    with pytest.raises(PeerRefusedError, match="refused the request: only the other instances of this cluster") as caught:
+    with pytest.raises(
+        PeerRefusedError, match="refused the request: this endpoint is only for the other instances of this cluster"
+    ) as caught:
         ask(instance.url, Learn(5), secret="slwc_another")
     assert "slwc_" not in str(caught.value)
 

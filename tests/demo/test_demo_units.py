@@ -76,7 +76,7 @@ def test_a_folder_of_parquet_is_given_whole(tmp_path: Path) -> None:
         ({}, ".", "is empty"),
         ({"a.xlsx": "x"}, "a.xlsx", r"cannot tell .* known extensions are \.csv"),
         ({"a.csv": "x", "b.txt": "x"}, ".", r"different kinds \(a\.csv and b\.txt\)"),
-        ({"a.csv": "x", "readme.md": "x"}, ".", r"cannot tell from the name of readme\.md"),
+        ({"a.csv": "x", "readme.md": "x"}, ".", r"cannot tell the format of readme\.md"),
         ({"a.json": "[\n  {}\n]\n"}, "a.json", "is one JSON document, not JSON lines"),
     ],
 )

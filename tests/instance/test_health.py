@@ -86,7 +86,7 @@ async def test_whoever_asks_is_told_whether_but_not_what(tmp_path: Path) -> None
             assert answer.status_code == 503
             assert answer.json()["ready"] is False
             assert "secret-plans" not in answer.text
-            assert "1 problems: ask for /readyz?verbose" in answer.text
+            assert "1 problems: request /readyz?verbose" in answer.text
         # A probe comes every few seconds, and is no attempt to get in.
         assert guard.asked == 0
         assert (await client.get("/livez")).status_code == 200

@@ -65,7 +65,7 @@ def test_a_clock_that_is_set_ahead_and_back_changes_nothing(tmp_path: Path, wall
         server.produce(other, "x")
         said = check_clock(server)
         assert not said["ok"]
-        assert "ahead of the server's time; set it right, or restart the server" in said["detail"]
+        assert "ahead of the server's time; correct it, or restart the server" in said["detail"]
         assert server.http.get("/readyz").status_code == 200
         wall.ahead = 0
         server.ask("queue.clear", queue_name=other, ready=True)

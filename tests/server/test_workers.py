@@ -322,7 +322,7 @@ def test_what_keeps_workers_from_starting_is_said_as_a_server_by_itself_says_it(
     with serving(tmp_path) as server:
         assert server.process.wait(PATIENCE) == 4
         assert server.line == ""
-        assert f"is in use by the process with id {os.getpid()}, a server that is not in a cluster" in server.log
+        assert f"is in use by the process with id {os.getpid()}, a standalone server" in server.log
         assert "Traceback" not in server.log
     alone.release()
 

@@ -162,7 +162,7 @@ def test_outcomes_by_position_and_as_a_streaming_sink(spark: SparkSession, world
 @pytest.mark.parametrize(("outcome", "named"), [("'later'", "'later'"), ("cast(null as string)", "null")])
 def test_an_unknown_outcome_is_named(spark: SparkSession, world: Server, outcome: str, named: str) -> None:
     judged = spark.range(1).selectExpr("'k7f3q2ma.0.1' as id", f"{outcome} as outcome")
-    with pytest.raises(SluicewayError, match=f"^outcome: {named} of item k7f3q2ma.0.1 is not an outcome; it is done, retry or dead$"):
+    with pytest.raises(SluicewayError, match=f"^outcome: {named} of item k7f3q2ma.0.1 is not an outcome; expected done, retry or dead$"):
         settle(judged, url=world.url, queue=world.create(f"unknown-{len(outcome)}"))
 
 

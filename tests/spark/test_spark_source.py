@@ -211,7 +211,7 @@ def test_a_batch_that_spark_has_committed_is_not_silently_done_again(world: Serv
         for part in (
             f"batch 0 of consumer 'c' on {queue} is done, but 12 of its 12 items were not completed, because 1 of its 1 leases",
             f"lease {lease.lease_id} with 12 items ran out",
-            "outcomes (retry, dead) that were stated for it have no effect",
+            "outcomes (retry, dead) that were stated for them have no effect",
             "failOnLeaseLoss=false",
             "holdFor",
         ):
@@ -221,7 +221,7 @@ def test_a_batch_that_spark_has_committed_is_not_silently_done_again(world: Serv
     again = reader(world, queue, failOnLeaseLoss="false")
     then = again.latestOffset(end, ALL)
     assert "12 of its 12 items were not completed" in caplog.text
-    assert "Nothing was leased now" not in caplog.text
+    assert "Nothing has been leased" not in caplog.text
     again.commit(end)
     rows = [row for task in again.partitions(end, then) for batch in again.read(task) for row in batch.to_pylist()]
     assert sorted(row["origin"] for row in rows) == sorted(ids)
@@ -256,7 +256,7 @@ def test_a_committed_batch_of_a_queue_that_was_created_anew_is_refused(world: Se
         reader(world, queue).latestOffset(end, ALL)
     assert refused.value.code == "lease_not_found"
     for attempt in (lambda: reader(world, queue).partitions(start, end), lambda: list(first.read(task))):
-        with pytest.raises(SluicewayError, match=r"the queue was deleted and created again.*went with the queue") as caught:
+        with pytest.raises(SluicewayError, match=r"the queue was deleted and created again.*were deleted with the queue") as caught:
             attempt()
         assert "back in the queue" not in caught.value.detail
     first.stop()

@@ -91,7 +91,7 @@ def test_a_wrong_option_of_the_sink_is_named(options: dict[str, str], field: str
 def test_what_is_no_mode_at_all_is_told_with_those_there_are() -> None:
     for mode, reads in (("consume", True), ("produce", False), ("settle", False)):
         assert consumes({**SINK, "mode": mode}) is reads
-    assert "'take' is not a mode; use consume" in refusal(consumes, {**SINK, "mode": "take"}).detail
+    assert "'take' is not a mode; expected consume" in refusal(consumes, {**SINK, "mode": "take"}).detail
 
 
 @pytest.mark.parametrize(
@@ -288,8 +288,8 @@ def test_names_of_columns_may_be_in_any_case() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"outcome": None}, "outcome: null of item k.0.2 is not an outcome; it is done, retry or dead"),
-        ({"outcome": "later"}, "outcome: 'later' of item k.0.2 is not an outcome; it is done, retry or dead"),
+        ({"outcome": None}, "outcome: null of item k.0.2 is not an outcome; expected done, retry or dead"),
+        ({"outcome": "later"}, "outcome: 'later' of item k.0.2 is not an outcome; expected done, retry or dead"),
         ({"retry_after_ms": -5}, "retry_after_ms: -5 of item k.0.2 is not from 0 to 31,622,400,000 milliseconds"),
         ({"retry_after_ms": 10**15}, "retry_after_ms: 1,000,000,000,000,000 of item k.0.2 is not from 0 to 31,622,400,000 milliseconds"),
         ({"outcome": "done"}, "retry_after_ms: 7 of item k.0.2 requires the outcome retry; it is null with others"),
@@ -321,7 +321,7 @@ def test_a_stream_that_cannot_be_is_refused_when_spark_asks_for_an_offset(option
 
 
 def test_options_that_spark_did_not_hand_over_are_told() -> None:
-    assert "Spark hands the OPTIONS of a catalog's table to no SELECT, INSERT" in refusal(SluicewaySource, {}).detail
+    assert "Spark does not pass the OPTIONS of a catalog's table to SELECT, INSERT" in refusal(SluicewaySource, {}).detail
 
 
 def test_writers_can_be_sent_to_tasks() -> None:

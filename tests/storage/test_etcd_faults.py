@@ -283,9 +283,9 @@ async def answering(answer: bytes) -> AsyncIterator[int]:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope", "is not an etcd of version 3.4"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnope", "does not answer like an etcd"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "does not answer like an etcd"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope", "is not etcd 3.4"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnope", "did not answer like an etcd server"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "did not answer like an etcd server"),
         (b"SSH-2.0-something\r\n", "does not answer"),
     ],
 )

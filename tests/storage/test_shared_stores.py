@@ -211,7 +211,7 @@ def test_instances_of_a_cluster_share_a_directory_and_nobody_else_does(tmp_path:
         DirectoryLock(tmp_path, shared=True).release()
     # However they ended.
     alone = DirectoryLock(tmp_path)
-    with pytest.raises(DirectoryInUseError, match=r"process with id \d+, a server that is not in a cluster"):
+    with pytest.raises(DirectoryInUseError, match=r"process with id \d+, a standalone server"):
         DirectoryLock(tmp_path, shared=True)
     with pytest.raises(DirectoryInUseError, match=r"process with id \d+, another server"):
         DirectoryLock(tmp_path)

@@ -47,14 +47,14 @@ class DirectoryLock:
         # Every shared owner writes its id there: the first is one of them.
         owner = next(iter(os.pread(self._file, 32, 0).decode("ascii", "replace").split()), "unknown")
         if shared:
-            way = "a server that is not in a cluster, so no instance of one can use it; stop that first"
+            way = "a standalone server, so no instance of a cluster can use it; stop that server first"
         elif self._take(shared=True):
             return (
-                f"{directory} is in use by instances of a cluster (the last to come had the process id {owner}), "
-                "so no server can have it for itself; stop all of them first, or join them with the same [cluster] meta"
+                f"{directory} is in use by instances of a cluster (the last one to start had the process id {owner}), so a standalone "
+                "server cannot use it; stop all of them first, or join their cluster with the same [cluster] meta"
             )
         else:
-            way = "another server; stop that first, or use another directory"
+            way = "another server; stop that server first, or use another directory"
         return f"{directory} is in use by the process with id {owner}, {way}"
 
     def release(self) -> None:

@@ -61,8 +61,8 @@ def find_damage(database: Path) -> str | None:
     if kept is None:
         return None
     return (
-        f"the log {log} is damaged at byte {kept}, and later commits in it would be lost. Bring the file back from a copy; "
-        f"or give these commits up with `truncate -s {kept} {log}`, and start the server again"
+        f"the log {log} is damaged at byte {kept}, and later commits in it would be lost. Restore the file from a copy, or give up these "
+        f"commits with `truncate -s {kept} {log}`, and start the server again"
     )
 
 

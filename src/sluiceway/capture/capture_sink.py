@@ -144,7 +144,7 @@ class QueueSink:
         if error.retryable:
             return BrokenOffError(f"{where} could not be written to queue {queue_name}: {error}")
         if error.code == "queue_not_found":
-            make = f"make it with: sluiceway queue create {queue_name}; the capture then continues by itself"
+            make = f"create it with: sluiceway queue create {queue_name}; the capture then continues by itself"
             return SluicewayError(error.code, f"{error.detail}; {make}")
         return error
 

@@ -114,7 +114,7 @@ async def forget(name: str, meta: str, *, gone: bool = False) -> Forgotten:
             if not gone and not members and begun.log != "meta":
                 members = sorted((await look(name, meta)).state.joined)
             if members:
-                raise invalid("name", f"members of {name} are running, or have not left: {', '.join(members)[:500]}; stop them first")
+                raise invalid("name", f"members of {name} are running, or did not leave: {', '.join(members)[:500]}; stop them first")
             tokens = sorted(await open_positions(name, store).read())
             return Forgotten(await drop(store, name, key), tuple(_left(name, begun, tokens)))
         except PositionUnknownError as error:
@@ -130,7 +130,7 @@ def _left(name: str, begun: Begun, tokens: Sequence[str]) -> Iterator[str]:
     if begun.log != "meta":
         yield f"topics of Kafka: {name}_connector_sync and {name}_connector_control, and the consumer group {name}"
     if begun.queue:
-        yield f"the queue {begun.queue} remembers the batches of {name} for 30 days: until then take another name for that queue"
+        yield f"the queue {begun.queue} remembers the batches of {name} for 30 days: until then, use another capture name for that queue"
 
 
 def _slots(name: str, publications: Sequence[str]) -> list[str]:

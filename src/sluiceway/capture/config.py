@@ -53,7 +53,7 @@ class CaptureConfig:
         check_kind(self.stream)
         check_log(self.log)
         if bool(self.url) != bool(self.queue):
-            raise invalid("queue" if self.url else "url", "url and queue go together: the queue to which the records go")
+            raise invalid("queue" if self.url else "url", "url and queue go together: they name the queue that receives the records")
         if self.queue:
             check_queue_name(self.queue, "queue")
         if self.api_key and not self.api_key.startswith(("env:", "file:")):
@@ -69,7 +69,7 @@ def check_kind(stream: str) -> None:
         known = ", ".join([*STREAMS, *sorted({each.name for each in entry_points(group=GROUP)} - STREAMS.keys())])
         raise invalid(
             "stream",
-            f"{stream[:40]!r} is not a kind of stream; expected one of {known}, or the entry point {GROUP} of a package to install",
+            f"{stream[:40]!r} is not a kind of stream; expected one of {known}, or one that a package provides by the entry point {GROUP}",
         )
 
 

@@ -95,7 +95,7 @@ def open_positions(name: str, store: MetaStore) -> PositionStore:
 async def open_sink(config: CaptureConfig) -> AsyncIterator[ChangeSink]:
     """The target queue for the length of a block. Raises `invalid_request`."""
     if not config.queue:
-        raise invalid("queue", "required: the queue to which the records go, and its server's url")
+        raise invalid("queue", "required: the queue that receives the records, and its server's url")
     async with client_of(config, RETRY_FOR) as client:
         yield QueueSink(client, config.name, config.queue)
 

@@ -113,7 +113,7 @@ def _at_first(info: QueueInfo, rebalances: Sequence[Rebalance]) -> tuple[list[in
             continue
         maker = makers.get(number)
         if maker is None:
-            raise BrokenOffError(f"partition {number} exists beside its parents, but no record of the rebalance that made it is left")
+            raise BrokenOffError(f"partition {number} exists beside its parents, but the rebalance that created it has no record any more")
         if may_be_cancelled(maker):
             return sorted(found), number
         found.update(parent for parent in parents if parent not in there)
@@ -134,7 +134,9 @@ def _further(first: int, info: QueueInfo, rebalances: Sequence[Rebalance]) -> tu
         maker = makers.get(number)
         if maker is None:
             if number in there:
-                raise BrokenOffError(f"no record is left of the rebalance that made partition {number}, so its parents are unknown")
+                raise BrokenOffError(
+                    f"the record of the rebalance that created partition {number} no longer exists, so its parents are unknown"
+                )
             continue
         parents = next(new.parents for new in maker.plan.creates if new.partition == number)
         if not parents:
@@ -142,5 +144,5 @@ def _further(first: int, info: QueueInfo, rebalances: Sequence[Rebalance]) -> tu
         elif may_be_cancelled(maker):
             return found, number
         elif any(parent >= first and parent not in makers for parent in parents):
-            raise BrokenOffError(f"no record is left of the rebalance that made the parents of partition {number}")
+            raise BrokenOffError(f"the record of the rebalance that created the parents of partition {number} no longer exists")
     return found, end

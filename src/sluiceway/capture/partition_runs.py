@@ -140,7 +140,7 @@ class Runs:
                     token, f"{error}; check whether positions were restored from a backup, or the capture's name is used again"
                 )
             else:
-                log.warning("%s: partition %s is read by another: %s", self._name, token, error)
+                log.warning("%s: another member reads partition %s: %s", self._name, token, error)
         except SluicewayError as error:
             self._alarms.of_partition(token, str(error))
         except asyncio.CancelledError:

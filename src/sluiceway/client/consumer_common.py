@@ -137,9 +137,9 @@ def tell_problem(queue_name: str, before: str | None, error: SluicewayError | No
         # Also after another problem: a worker may start before the server, and that before its queues are created.
         if before != error.detail:
             hint = f"create it with `sluiceway queue create {queue_name}`, or correct the name"
-            log.warning("queue %s: the queue does not exist: %s. It keeps trying", queue_name, hint)
+            log.warning("queue %s: the queue does not exist: %s. The consumer keeps trying", queue_name, hint)
     elif before is None and error is not None:
-        log.warning("queue %s: no items can be leased: %s. It keeps trying", queue_name, error.detail)
+        log.warning("queue %s: no items can be leased: %s. The consumer keeps trying", queue_name, error.detail)
     elif before is not None and error is None:
         log.warning("queue %s: items can be leased again", queue_name)
 

@@ -32,5 +32,5 @@ def encoded(payload: object, encoding: str | None, field: str = "payload") -> tu
 def _model(value: object) -> object:
     dump = getattr(value, "model_dump_json", None)
     if dump is None:
-        raise NotImplementedError(f"{type(value).__name__} is none")
+        raise NotImplementedError(f"{type(value).__name__} is not such a value")
     return msgspec.Raw(dump().encode())

@@ -59,7 +59,10 @@ def for_asyncio(given: Transport) -> AsyncTransport | None:
             return AsyncHttpxTransport(given.inner)
         if isinstance(given.inner, httpx.HTTPTransport):
             return None
-    raise invalid("transport", "a consumer needs one that is also an httpx.AsyncBaseTransport, or none; or use AsyncClient")
+    raise invalid(
+        "transport",
+        "a consumer needs a transport that is also an httpx.AsyncBaseTransport; pass such a transport or none, or use AsyncClient",
+    )
 
 
 # ---- over httpx ---------------------------------------------------------------------------------------------------------

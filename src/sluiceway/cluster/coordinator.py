@@ -249,7 +249,7 @@ class Coordinator:
             await asyncio.sleep(DROP_AGAIN / 1000)
 
 
-IN_ORDER = "drain: the queue keeps its order, so its consumers must empty the old partition; use natural"
+IN_ORDER = "drain: the queue is ordered, so its consumers must empty the old partition; use natural"
 
 
 def begun_detail(change: Change, record: QueueRecord | None) -> dict[str, object]:

@@ -106,10 +106,10 @@ class Instances:
         if ownership.holds():
             return []
         if look is not None and ownership.name in look.members:
-            return ["the meta store has not confirmed what this instance owns; it serves by others alone"]
+            return ["the meta store has not confirmed which partitions this instance owns, so it only forwards calls to the others"]
         full = look is not None and len(look.members) >= MAX_MEMBERS
-        why = f"it has {MAX_MEMBERS} members, and takes no more" if full else "it joins, or has left"
-        return [f"this instance is no member of the cluster: {why}; it serves by others alone"]
+        why = f"it has {MAX_MEMBERS} members, which is the maximum" if full else "it is joining, or has left"
+        return [f"this instance is not a member of the cluster: {why}; it only forwards calls to the others"]
 
     def checks(self) -> list[Check]:
         """Health check of the cluster; none for an instance that is alone."""

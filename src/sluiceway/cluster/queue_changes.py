@@ -136,7 +136,7 @@ class QueueChanges:
         while following is not None and (record := self._catalog.find(following)) is not None:
             following = record.dead_queue
             if following == queue_name:
-                raise invalid("dead_queue", f"dead items of {dead_queue!r} end in {queue_name!r}, so these would go round in a circle")
+                raise invalid("dead_queue", f"dead items of {dead_queue!r} end up in {queue_name!r}, so they would go round in a circle")
 
     async def update(self, queue_name: str, patch: QueuePatch, action: str, by: Actor) -> QueueRecord:
         """Change the settings in `patch`, durably and at once. Raises queue_not_found, version_conflict, invalid_request."""
@@ -315,7 +315,7 @@ class QueueChanges:
             raise SluicewayError("queue_not_found", f"queue {record.queue_name!r} was deleted by another process", "queue_name")
         for other in self._catalog:
             if other.dead_queue == record.queue_name:
-                text = "queue {other} sends its dead items there; give it another dead queue first"
+                text = "queue {other} sends its dead items to this queue; give that one another dead queue first"
                 raise OtherQueueError("queue_in_use", text, other.queue_name, "queue_name")
         if not force:
             _check_empty(current, left)
@@ -366,7 +366,7 @@ def _check_empty(record: QueueRecord, left: Sequence[RemainingItems | SluicewayE
     found = [each for each in left if isinstance(each, RemainingItems)]
     for each in found:
         if each.sender is not None:
-            text = "items of queue {other} are, or may be, on their way to it; wait until they arrive, or pass force to delete it"
+            text = "items of queue {other} are, or may be, in transit to this queue; wait until they arrive, or pass force to delete it"
             raise OtherQueueError("queue_in_use", text, each.sender, "force")
     items = sum(each.items for each in found)
     if items:

@@ -90,7 +90,7 @@ class Rebalancing:
             record = self._catalog.get(queue_name)
             id, made = self.plan(record, requested)
             if plan_id not in (None, id):
-                raise SluicewayError("plan_changed", f"the plan for queue {queue_name!r} is {id} now, not {plan_id}", "plan_id")
+                raise SluicewayError("plan_changed", f"the current plan for queue {queue_name!r} is {id}, not {plan_id}", "plan_id")
             if made.is_empty:
                 raise SluicewayError("nothing_to_rebalance", f"queue {queue_name!r} already has the requested partitions", "queue_name")
             if made.in_order and drain == "copy":

@@ -563,7 +563,7 @@ def _of_none(record: QueueRecord, number: int) -> Explanation:
     """Explanation of an item whose partition the queue does not have."""
     if number < record.given:
         return Explanation("gone", f"its partition {number} was removed by a rebalance when it was empty: the item was settled or moved")
-    return Explanation("unknown", "this id was never given")
+    return Explanation("unknown", "this id was never assigned")
 
 
 def _give_up(record: QueueRecord, request: Part, total: object, failures: Sequence[tuple[list[int], SluicewayError]]) -> None:

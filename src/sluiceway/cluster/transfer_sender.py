@@ -63,7 +63,7 @@ class TransferSender:
             await self._fresh(SEND_TIMEOUT)
             target = self._queue(name)
         if target is None or transfer.incarnation not in (None, target.incarnation):
-            why = f"the queue {name!r} to which the items were sent was deleted; they stay"
+            why = f"the target queue {name!r} of the items was deleted; they stay in this queue"
             raise SluicewayError("queue_not_found", why, "target")
         return target
 

@@ -45,8 +45,8 @@ async def keys_of(data: Path, meta_url: str = "") -> AsyncIterator[ApiKeys]:
     if not meta_url and has_been_used(data) and not own.exists():
         raise invalid(
             "data",
-            f"the server that uses {data} keeps its API keys elsewhere. If it is in a cluster, say which as `serve` was told, "
-            "by --config or --cluster-meta; if it has memory backends, set server.admin_key in its configuration",
+            f"the server that uses {data} keeps its API keys elsewhere. If it is in a cluster, pass the --config or --cluster-meta of its "
+            "`serve`; if it has memory backends, set server.admin_key in its configuration",
         )
     meta = open_meta_store(meta_url or f"sqlite:{own}")
     audit = AuditTrail(meta)

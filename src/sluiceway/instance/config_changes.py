@@ -42,7 +42,8 @@ def _compare_backend(planned: Plan, name: str, old: BackendSettings | None, new:
         planned.changed.append(where)
         if new is None and partitions:
             planned.restart[where] = (
-                f"it holds {partitions} partitions, which would not be served; delete their queues first, or put it back into the file"
+                f"it holds {partitions} partitions, which would not be served; delete their queues first, or put the backend back into "
+                "the file"
             )
     elif type(old) is not type(new):
         planned.changed.append(f"{where}.kind")

@@ -331,7 +331,7 @@ def _check_cluster(configuration: Configuration) -> None:
     if cluster.advertise:
         _check_advertise(cluster, server.workers)
     elif cluster.spans_machines and is_any(parse_address(server.listen, "server.listen").host):
-        why = f"other machines cannot tell from {server.listen} where this instance is; say it, such as http://HOST:PORT"
+        why = f"other machines cannot derive this instance's address from {server.listen}; set its URL, such as http://HOST:PORT"
         raise invalid("cluster.advertise", f"required: {why}")
     if configuration.is_clustered and any(isinstance(each, MemoryBackend) for each in configuration.backends.values()):
         field = "cluster.meta" if cluster.meta else "server.workers"
@@ -361,7 +361,9 @@ def _check_advertise(cluster: ClusterSettings, workers: int) -> None:
     if is_any(host):
         raise invalid(field, f"{host} is not an address that other instances can reach; give this machine's name or address")
     if workers > 1 and port is not None:
-        raise invalid(field, f"each of {workers} workers has its own port; give the URL without a port, such as {parts.scheme}://{host}")
+        raise invalid(
+            field, f"each of the {workers} server processes has its own port; give the URL without a port, such as {parts.scheme}://{host}"
+        )
 
 
 def is_any(host: str) -> bool:

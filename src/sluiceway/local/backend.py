@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 OPEN_TIMEOUT: Millis = 30_000
 """For opening a partition, which takes longer the more small records it has: a lower limit would leave large ones unserved for ever."""
 
-NOT_CONFIGURED = "it is not configured here; put it into the configuration of this instance and reload that"
+NOT_CONFIGURED = "it is not configured on this instance; add it to the instance's configuration, and reload it"
 
 Retry = Callable[[int], bool]
 """Reopens that partition at once if it is waiting to be. Returns whether it does."""

@@ -32,7 +32,7 @@ class ClockWatch:
     def _of_partition(self, ahead: Millis) -> str:
         return (
             f"{self._where} was last written at {format_time(self._latest)}, {format_duration(ahead)} from now: the clock was wrong then, "
-            "or is wrong now; deadlines and due times of then stay as they are"
+            "or is wrong now; deadlines and due times that were set then stay as they are"
         )
 
     def check(self) -> Check:
@@ -40,7 +40,7 @@ class ClockWatch:
         jump, ahead = system.clock_jump(), self._latest - system.now()
         if jump:
             where = "ahead of" if jump > 0 else "behind"
-            detail = f"the machine's clock is {format_duration(abs(jump))} {where} the server's time; set it right, or restart the server"
+            detail = f"the machine's clock is {format_duration(abs(jump))} {where} the server's time; correct it, or restart the server"
             return Check("clock", False, detail, 0)
         if ahead > MAX_CLOCK_STEP:
             return Check("clock", False, self._of_partition(ahead), 0)

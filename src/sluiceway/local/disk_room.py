@@ -119,7 +119,7 @@ class DiskRoom:
 def problem_of(disk: DiskReserve) -> str:
     return (
         f"the disk of {disk.directory} is full: {size_of(disk.free)} free, and {size_of(disk.size)} are kept for settling, clearing and "
-        "deleting. Produces are refused. Complete or clear items, delete queues, or make room"
+        "deleting. Produces are refused. Complete or clear items, delete queues, or free disk space"
     )
 
 

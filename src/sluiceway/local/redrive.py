@@ -114,7 +114,7 @@ def incarnations(targets: Iterable[str], incarnation_of: Callable[[str], str | N
     found = {target: incarnation_of(target) for target in targets}
     missing = sorted(target for target, incarnation in found.items() if incarnation is None)
     if missing:
-        raise SluicewayError("queue_not_found", f"there is no queue {missing[0]!r} to send items to; name another target", "target")
+        raise SluicewayError("queue_not_found", f"there is no queue {missing[0]!r} to send items to; pass another target", "target")
     return {target: incarnation for target, incarnation in found.items() if incarnation is not None}
 
 

@@ -51,7 +51,7 @@ async def identify(name: str, directory: Path, meta: MetaStore) -> Identity:
         return Identity(None, {})
     problem = (
         f"{directory} is not the directory that held its partitions: the file identity is {'missing' if found is None else 'another'}. "
-        f"Is its disk mounted? If what was there is lost for good, or was restored on purpose: sluiceway backend accept {name}"
+        f"Is its disk mounted? If the original is lost for good, or was restored on purpose, run: sluiceway backend accept {name}"
     )
     return Identity(problem, {})
 
@@ -72,7 +72,7 @@ async def verify(name: str, store: PartitionStore, openings: Openings, known: st
     if found != recorded:
         raise OtherStorageError(
             f"this is not the storage that held the partitions: its identity is {found or 'missing'}, expected {recorded}. Check that the "
-            "configuration names the right database or folder. If the original is lost, or was restored on purpose, run: "
+            "configuration names the right database or folder. If the original is lost for good, or was restored on purpose, run: "
             f"sluiceway backend accept {name}"
         )
     return found

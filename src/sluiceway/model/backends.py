@@ -19,7 +19,7 @@ class BackendSettings(Settings, frozen=True, tag_field="kind"):
     partition_affinity: Annotated[
         float, Meta(ge=0, le=1), key("relative weight in the placement of a new queue's partitions; 0: none are placed here")
     ] = 1.0
-    write_timeout: Annotated[Millis, key("time limit of a commit; one that takes longer ends unknown", "duration")] = WRITE_TIMEOUT
+    write_timeout: Annotated[Millis, key("maximum duration of a commit; a longer one has an unknown outcome", "duration")] = WRITE_TIMEOUT
 
 
 class SqliteBackend(BackendSettings, frozen=True, tag="sqlite"):

@@ -40,7 +40,7 @@ class ServerSettings(Settings, frozen=True):
         ),
     ] = "auto"
     admin_key: Annotated[
-        str, key("a secret that works as an API key with the scope admin, to create the first keys with", "secret", restart=True)
+        str, key("a secret that works as an API key with the scope admin, for creating the first keys", "secret", restart=True)
     ] = ""
     tls_certificate: Annotated[str, key("PEM file of the certificate and its intermediates; empty: no TLS", "path", restart=True)] = ""
     tls_key: Annotated[str, key("PEM file of the certificate's private key", "path", restart=True)] = ""
@@ -82,7 +82,7 @@ class ClusterSettings(Settings, frozen=True):
     advertise: Annotated[
         str,
         key(
-            "URL at which other instances reach this one, without a port if there are several workers; empty: taken from `listen`",
+            "URL at which other instances reach this one, without a port if `workers` is above 1; empty: taken from `listen`",
             restart=True,
         ),
     ] = ""

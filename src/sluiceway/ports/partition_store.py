@@ -34,9 +34,9 @@ class LostError(DamagedError):
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(
-            f"partition {name} {what}, and it has acknowledged more: this is another or an older storage. "
-            "Put the right one back (a disk that is not mounted? another database? an old copy of a file?) and start again. "
-            "If it is lost for good, or restored on purpose: sluiceway backend accept"
+            f"partition {name} {what}: this storage is older than what the partition has acknowledged, or a different one. "
+            "Put the right one back (is a disk not mounted, is this another database, or an old copy of a file?) and start again. "
+            "If the original is lost for good, or was restored on purpose, run: sluiceway backend accept"
         )
 
     @staticmethod
@@ -63,7 +63,10 @@ class FencedError(Exception):
     def check(name: str, found: Fence, fence: Fence) -> None:
         """Raise FencedError if a partition last opened with `found` must not be opened with `fence`."""
         if found > fence:
-            raise FencedError(f"partition {name} was opened with {found}, above {fence}")
+            raise FencedError(
+                f"partition {name} was opened with {found}, above {fence}: by a later owner, or by this server before an older meta store "
+                "was restored (docs/guides/backup.md)"
+            )
         if found == fence:
             raise FencedError(
                 f"partition {name} was opened with {found} before, and no fence is given twice. Does a copy of this server's data "

@@ -333,7 +333,7 @@ class _Sent:
 
 class _MethodError(SluicewayError):
     def __init__(self, allow: str) -> None:
-        super().__init__("method_not_allowed", f"this endpoint takes {allow}")
+        super().__init__("method_not_allowed", f"this endpoint accepts {allow}")
         self.allow = allow
 
 

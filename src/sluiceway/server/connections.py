@@ -33,7 +33,7 @@ _TOGETHER: Final = 0.005
 """Seconds after its head within which a small body sent at the same time arrives: many clients write the two separately."""
 _LEFTOVER: Final = 1 << 20
 """Bytes that are read and dropped after the headers were refused."""
-_TOO_LARGE: Final = f"the request line and the headers are more than {MAX_HEADERS} or than {MAX_HEAD_BYTES:,} bytes".encode()
+_TOO_LARGE: Final = f"the request has more than {MAX_HEADERS} headers, or more than {MAX_HEAD_BYTES:,} bytes before its body".encode()
 
 
 @cache

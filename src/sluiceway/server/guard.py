@@ -92,7 +92,7 @@ class KeyGuard:
         text = _token(request.authorization)
         if not text:
             self._refusals.note(request, "none")
-            raise _unauthenticated("this server asks for an API key: send the header Authorization: Bearer slw_ID_SECRET")
+            raise _unauthenticated("this server requires an API key: send the header Authorization: Bearer slw_ID_SECRET")
         if hmac.compare_digest(_digest(text), self._admin):
             return ADMIN
         holder = await self._keys.find(text)
@@ -151,7 +151,7 @@ class PeerDoor:
         text = _token(request.authorization)
         if not hmac.compare_digest(_digest(text), self._secret):
             self._refusals.note(request, "unreadable" if text else "none")
-            raise _unauthenticated("only the other instances of this cluster are let in here: those that share its meta store")
+            raise _unauthenticated("this endpoint is only for the other instances of this cluster, those that share its meta store")
 
 
 class _Refusals:

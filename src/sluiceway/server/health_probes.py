@@ -91,7 +91,7 @@ class Health:
         """List the problems; their number in place of the causes for a caller without the right to see them."""
         problems = self._service.problems()
         if problems and not may_see and not await self._is_open(request):
-            problems = [f"{len(problems)} problems: ask for /readyz?verbose with a key that has the scope read:* or admin"]
+            problems = [f"{len(problems)} problems: request /readyz?verbose with a key that has the scope read:* or admin"]
         return [*problems, "the server is stopping"] if self._is_stopping() else problems
 
     async def _is_open(self, request: Request) -> bool:

@@ -172,7 +172,7 @@ class Request:
             taken = [JSON] + [ARROW] * takes_arrow + [PROTOBUF] * takes_protobuf
             wanted = " or ".join(each.decode() for each in taken)
             shown = self._type.decode("latin-1")[:_SHOWN] or "none"
-            raise SluicewayError("unsupported_media_type", f"this call takes {wanted}; the request's content-type is {shown}")
+            raise SluicewayError("unsupported_media_type", f"this call accepts {wanted}; the request's content-type is {shown}")
         if not self.arrow and self._scope["query_string"]:
             raise SluicewayError("invalid_request", "put the fields of this call into its body, not into the query string")
 

@@ -144,7 +144,7 @@ def _page(client: Client, body: dict[str, Any]) -> pa.RecordBatchReader:
     except SluicewayError as error:
         if error.code != "snapshot_gone":
             raise
-        what = "what this task has read is of a moment that cannot be read on from; run the read again"
+        what = "the snapshot that this task has partly read is gone; run the read again"
         raise SluicewayError("snapshot_gone", f"{error.detail}; {what}") from None
 
 

@@ -36,8 +36,8 @@ def capture_options(options: Mapping[str, str]) -> CaptureOptions:
     _check_names(options)
     meta = required(options, "meta", "the meta store, such as sqlite:captures.sqlite")
     if has_password(meta):
-        shown = "a password does not stand here itself, because Spark shows options in plans and logs"
-        raise invalid("meta", f"{shown}; say where the URL is on the driver: env:NAME or file:PATH")
+        shown = "a password must not be in an option, because Spark shows options in plans and logs"
+        raise invalid("meta", f"{shown}; name the place of the URL on the driver: env:NAME or file:PATH")
     config = CaptureConfig(
         name=required(options, "name", "the name of the capture"),
         meta=meta,

@@ -321,7 +321,7 @@ class Resident:
         if tasks < 1:
             raise invalid("tasks", "expected at least 1")
         if not config.queue:
-            raise invalid("queue", "required: the queue to which the records go, and its server's url")
+            raise invalid("queue", "required: the queue that receives the records, and its server's url")
         self._context = session.sparkContext
         conf = self._context.getConf()
         check_session(lambda name: conf.get(name), tasks)

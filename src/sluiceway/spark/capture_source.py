@@ -46,8 +46,8 @@ SCHEMA = StructType(
 _LEAVE = 10.0
 """Seconds that the end of a query waits for its member to leave."""
 _ELSEWHERE = (
-    "If another query of this capture has handed it on meanwhile, as it does for one that is gone, this checkpoint cannot go on; "
-    "with a new one the query goes on where the other is"
+    "If another query of this capture has taken over and delivered it meanwhile, this checkpoint cannot continue; with a new one, the "
+    "query continues where the other is"
 )
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 

@@ -74,6 +74,6 @@ class ConsumeReader(DataSourceReader):
         finally:
             client.close()
         if gone:
-            why = "is closed or expired, so what this DataFrame has taken cannot be read any more as it was"
+            why = "is closed or expired, so the items that this DataFrame leased can no longer be read"
             raise SluicewayError("lease_not_found", f"lease {next(iter(gone))} {why}; load again to lease the items that are ready now")
         yield from read_slices(slices, self._options, self._columns)

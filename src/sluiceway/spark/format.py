@@ -44,7 +44,7 @@ class SluicewaySource(DataSource):
         else:
             json, columns = browse_options(self.options).json, BROWSED
         if json:
-            raise invalid("payloadFormat", 'with json the columns must be given, such as .schema("shop int, amount double")')
+            raise invalid("payloadFormat", 'json requires a schema, such as .schema("shop int, amount double")')
         return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -37,7 +37,8 @@ _OF_A_TABLE = "option."
 """Prefix of duplicates: Spark passes the options of `CREATE TABLE … OPTIONS (…)` both with and without it."""
 
 _OF_A_CATALOG = (
-    "Spark hands the OPTIONS of a catalog's table to no SELECT, INSERT or CREATE TABLE … AS SELECT of this source: use a DataFrame, as in "
+    "Spark does not pass the OPTIONS of a catalog's table to SELECT, INSERT or CREATE TABLE … AS SELECT of this source: use a DataFrame, "
+    "as in "
     'df.write.format("sluiceway").mode("append").options(url=…, queue=…).save() and spark.read.format("sluiceway").options(url=…, queue=…)'
 )
 
@@ -158,7 +159,7 @@ def consumes(options: Mapping[str, str]) -> bool:
     """Whether `spark.read` is to lease what it reads. Raises `invalid_request` for an unknown mode."""
     mode = get(options, "mode")
     if mode is not None and mode not in ("consume", "produce", "settle"):
-        raise invalid("mode", f"{mode[:40]!r} is not a mode; use consume for reading, produce (the default) or settle for writing")
+        raise invalid("mode", f"{mode[:40]!r} is not a mode; expected consume for reading, produce (the default) or settle for writing")
     return mode == "consume"
 
 
@@ -170,7 +171,7 @@ def consume_options(options: Mapping[str, str]) -> SourceOptions:
         raise invalid("queue", "a read consumes one queue; only readStream takes several")
     return SourceOptions(
         server=server,
-        consumer=check_text(required(options, "consumer", "the name that owns what is taken"), "consumer"),
+        consumer=check_text(required(options, "consumer", "the name that owns the leases"), "consumer"),
         max_items_per_trigger=count(options, "maxItems", _LARGEST, _LARGEST),
         min_partitions=count(options, "minPartitions", 1, 100_000),
         hold_for=duration(options, "holdFor", "1h", 1_000, MAX_LEASE_TIMEOUT),
@@ -206,7 +207,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     _check_names(options, SINK, "writing")
     mode = get(options, "mode") or "produce"
     if mode not in ("produce", "settle"):
-        raise invalid("mode", f"{mode[:40]!r} is not a mode; it is produce (the default) or settle")
+        raise invalid("mode", f"{mode[:40]!r} is not a mode; expected produce (the default) or settle")
     server, queues = _server(options)
     if len(queues) > 1:
         raise invalid("queue", "one queue is written to; only reading takes several")
@@ -246,8 +247,8 @@ def _server(options: Mapping[str, str]) -> tuple[Server, tuple[str, ...]]:
     queues = tuple(check_queue_name(name.strip(), "queue") for name in named)
     api_key = get(options, "apiKey") or ""
     if api_key and not api_key.startswith(("env:", "file:")):
-        shown = "a key does not stand here itself, because Spark shows options in plans and logs"
-        raise invalid("apiKey", f"{shown}; say where it is on the driver and on every executor: env:NAME or file:PATH")
+        shown = "a key must not be in an option, because Spark shows options in plans and logs"
+        raise invalid("apiKey", f"{shown}; name the place of the key on the driver and on every executor: env:NAME or file:PATH")
     request_timeout = duration(options, "requestTimeout", "2m", 1_000, 86_400_000)
     direct = _yes(options, "direct", default=False)
     return Server(url, queues[0], request_timeout, api_key, get(options, "caFile") or "", direct), queues

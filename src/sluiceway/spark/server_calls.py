@@ -45,9 +45,9 @@ _LEAST_ATTEMPT = 1.0
 """Minimum time limit of an attempt in seconds: a shorter last attempt would only replace the server's last error by a time-out."""
 
 _ADVICE = {
-    "unauthenticated": "which key is sent says the option apiKey (env:NAME, file:PATH), else SLUICEWAY_API_KEY of driver and executors",
-    "forbidden": "a query needs scopes on its queue: to read a stream consume and read, to read a table read, to write produce, to settle "
-    "consume and read",
+    "unauthenticated": "the key is that of the option apiKey (env:NAME, file:PATH), else SLUICEWAY_API_KEY of driver and executors",
+    "forbidden": "a query needs these scopes on its queue: consume and read for a stream, read for a table, produce for writing, consume "
+    "and read for settling",
 }
 
 

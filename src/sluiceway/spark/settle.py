@@ -264,7 +264,7 @@ def _check_values(batch: pa.RecordBatch) -> None:
             raise invalid(name, f"{shown} of item {_named(batch, row)} {what}{more}")
 
     outcome = batch.column("outcome")
-    check("outcome", pc.invert(pc.is_in(outcome, pa.array(OUTCOMES))), "is not an outcome; it is done, retry or dead")
+    check("outcome", pc.invert(pc.is_in(outcome, pa.array(OUTCOMES))), "is not an outcome; expected done, retry or dead")
     if "retry_after_ms" in batch.schema.names:
         after = batch.column("retry_after_ms").cast(pa.int64())
         out_of_range = pc.or_(pc.less(after, 0), pc.greater(after, MAX_SCHEDULE)).fill_null(False)
@@ -296,8 +296,8 @@ def _staged(incarnation: str, outcomes: pa.RecordBatch, ignored: Sequence[dict[s
 
 def _not_each(named: int, there: int) -> str:
     return (
-        f"the rows name {named:,} items, and {there:,} are open in the leases that they name; those without an outcome would be done "
-        "unread. Nothing is closed, and the leases are kept for an hour, or for less if the queue allows less. State an outcome for each "
+        f"the rows name {named:,} items, but {there:,} are open in the leases that they name; those without an outcome would be completed "
+        "unread. No lease was closed, and they are kept for an hour, or for less if the queue allows less. State an outcome for each "
         "item, so filter, limit and join after the outcome and not before: case when … then 'dead' else 'done' end as outcome"
     )
 

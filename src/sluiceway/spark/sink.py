@@ -201,8 +201,8 @@ def _send(client: Client, query: dict[str, object], chunk: pa.RecordBatch) -> di
             raise
         raise SluicewayError(
             "key_conflict",
-            f"chunk {query['idempotency_key']} was written before with other rows: the repeated write does not see the rows, the "
-            "partitioning or the chunkItems that the first one saw",
+            f"chunk {query['idempotency_key']} was written before with other rows: the repeated write has other rows, another "
+            "partitioning or another chunkItems than the first one",
         ) from None
 
 
@@ -232,7 +232,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         task = _task()
         query_id, batch_id = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
         if query_id is None or batch_id is None:
-            raise SluicewayError("internal", f"Spark did not tell this task the local properties {QUERY_ID} and {BATCH_ID}")
+            raise SluicewayError("internal", f"Spark did not pass this task the local properties {QUERY_ID} and {BATCH_ID}")
         return self._produce.write(iterator, f"{query_id}/{task.partitionId()}", int(batch_id))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:

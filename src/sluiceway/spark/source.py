@@ -171,7 +171,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batches are exempt.
         """
         if batch.sequence == self._leased_sequence and self._committed_sequence < before.sequence:
-            what = f"batch {batch.batch_id} is about to run, and Spark has not told that batch {before.batch_id} is in its logs"
+            what = f"batch {batch.batch_id} is about to run, but Spark has not reported that batch {before.batch_id} is in its logs"
             raise invalid("asyncProgressTrackingEnabled", f"{what}; {_NO_ASYNC}")
 
     def _checked(self) -> Client:
@@ -411,13 +411,13 @@ def _miss(options: SourceOptions, part: Slice, items: int, reason: str) -> None:
 def _lost(lease_id: str, reason: str, how: str | None = None) -> str:
     """Message for a lease of a batch that can no longer be read as it was."""
     if reason == "unknown":
-        where = "Its items went with the queue, unless they are there from a backup"
+        where = "Its items were deleted with the queue, unless a backup has brought them back"
     else:
-        where = "What was not completed in it is not lost: it is back in the queue"
+        where = "Its items that were not completed are not lost: they are back in the queue"
     return (
         f"lease {lease_id} of this batch {how or _GONE.get(reason, 'was closed by another client')}, so the batch cannot be read again as "
-        f"it was. {where}. Start the query with a new checkpoint, or with failOnLeaseLoss=false to go on without these rows; and raise the "
-        "option holdFor if queries stand still for longer"
+        f"it was. {where}. Start the query with a new checkpoint, or with failOnLeaseLoss=false to continue without these rows. Raise the "
+        "option holdFor if the query may be stopped for longer"
     )
 
 
@@ -438,8 +438,8 @@ def _not_closed(batch: Offset, lost: Mapping[str, str], options: SourceOptions) 
     return (
         f"batch {batch.batch_id} of consumer {options.consumer!r} on {', '.join(options.queues)} is done, but {again} of its {items} items "
         f"were not completed, because {len(lost)} of its {len(batch.leases)} leases were gone before they were closed: "
-        f"{_told(batch, lost)}. What was open in them is served again, under new ids, with the same origin and, unless it was "
-        "released, one attempt more; outcomes (retry, dead) that were stated for it have no effect"
+        f"{_told(batch, lost)}. Their open items are served again, under new ids, with the same origin and, unless they were released, "
+        "one attempt more; outcomes (retry, dead) that were stated for them have no effect"
     )
 
 
@@ -448,8 +448,8 @@ def _those(batch: Offset, some: Collection[str]) -> list[HeldLease]:
 
 
 _DONE_AGAIN = (
-    "Nothing was leased now. To do these items again, start the query once with failOnLeaseLoss=false; not to, complete them in the queue "
-    "by hand first. Raise the option holdFor if queries stand still for longer"
+    "Nothing has been leased in this run. To process these items again, start the query once with failOnLeaseLoss=false; otherwise "
+    "complete them in the queue first. Raise the option holdFor if the query may be stopped for longer"
 )
 
 

@@ -99,7 +99,7 @@ class PartitionCall(Call):
 
 def _check_rate(drain: DrainMode, rate: int | None) -> None:
     if rate is not None and drain != "copy":
-        raise invalid("rate", "requires drain copy: a natural drain goes at the consumers' pace")
+        raise invalid("rate", "requires drain copy: a natural drain proceeds at the consumers' pace")
 
 
 decode_plan = JsonDecoder(PlanCall)

@@ -32,7 +32,7 @@ _OLD_TOKEN = "revision of auth store is old"
 _HINTS = {
     "too many operations": "Sluiceway needs the default --max-txn-ops (128), or more",
     "request is too large": "Sluiceway needs the default --max-request-bytes (1572864), or more",
-    "database space exceeded": "have it compacted (--auto-compaction-retention), defragment it, and disarm the alarm",
+    "database space exceeded": "have etcd compact it (--auto-compaction-retention), defragment it, and disarm the alarm",
     "user name is empty": "put the user and the password into the URL",
 }
 """Advice for messages of etcd."""
@@ -223,7 +223,7 @@ def _decode(body: bytes, kind: type[T], endpoint: httpx.URL) -> T:
         # Its 64-bit numbers are strings.
         return msgspec.json.decode(body, type=kind, strict=False)
     except msgspec.DecodeError as error:
-        raise EtcdError(f"{_shown(endpoint)} does not answer like an etcd: {error}") from None
+        raise EtcdError(f"{_shown(endpoint)} did not answer like an etcd server: {error}") from None
 
 
 def _refused(endpoint: httpx.URL, status: int, body: bytes) -> EtcdError:
@@ -232,7 +232,7 @@ def _refused(endpoint: httpx.URL, status: int, body: bytes) -> EtcdError:
     except msgspec.DecodeError:
         problem = _Problem()
     if not problem.message:
-        return EtcdError(f"{_shown(endpoint)} answered HTTP {status}; it is not an etcd of version 3.4 or newer")
+        return EtcdError(f"{_shown(endpoint)} answered HTTP {status}; it is not etcd 3.4 or newer")
     hints = [f"; {hint}" for what, hint in _HINTS.items() if what in problem.message]
     return EtcdError(f"{_shown(endpoint)}: {problem.message}{''.join(hints)}", problem.code)
 

@@ -60,7 +60,7 @@ async def ensure(bootstrap: str, topic: str, timeout: Millis, settings: Mapping[
             return
         there = error is TopicAlreadyExistsError or (error is TopicAuthorizationFailedError and topic in await client.list_topics())
         if not there:
-            raise error(f"topic {topic} could not be made")
+            raise error(f"topic {topic} could not be created")
         partitions = await _partitions(client, topic, timeout)
         if partitions != 1:
             raise _wrong(topic, f"has {partitions} partitions; it must have 1, as there is no order between partitions")

@@ -58,8 +58,8 @@ _FORBIDDEN = {
     "UnrecognizedClientException",
 }
 _NEEDS = (
-    "what boto3 finds as credentials must be allowed kinesis:ListShards, GetShardIterator, GetRecords and DescribeStreamSummary on it, "
-    "and kms:Decrypt if it is encrypted"
+    "the credentials that boto3 finds need the permissions kinesis:ListShards, GetShardIterator, GetRecords and DescribeStreamSummary on "
+    "the stream, and kms:Decrypt if it is encrypted"
 )
 _NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, UnauthorizedSSOTokenError)
 

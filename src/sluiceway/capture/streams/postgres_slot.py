@@ -359,7 +359,7 @@ class _Slot:
             # In a thread, so that other partitions continue meanwhile.
             transactions = await asyncio.to_thread(Decoder(after).feed, messages)
         except ProtocolError as error:
-            detail = f"the slot {self._name} says what is not understood: {error}. Nothing is skipped; please report it"
+            detail = f"the slot {self._name} sent a message that cannot be decoded: {error}. Nothing is skipped; please report it"
             raise SluicewayError("internal", detail) from error
         return [transaction for transaction in transactions if transaction.end > after]
 
@@ -401,7 +401,7 @@ class _Slot:
             raise BrokenOffError(str(error)) from error
         except psycopg.errors.QueryCanceled as error:
             await self._be_patient()
-            raise BrokenOffError(f"{self._publication}: {error}; next time it has {self._timeout // 1_000} s") from error
+            raise BrokenOffError(f"{self._publication}: {error}; the next attempt may take {self._timeout // 1_000} s") from error
         except psycopg.Error as error:
             raise self._meaning(error) from error
 
@@ -445,8 +445,9 @@ def _batch(transactions: Sequence[Transaction]) -> pa.RecordBatch:
     if sum(transaction.size for transaction in transactions) > _MOST_BYTES:
         raise invalid(
             "publications",
-            f"the transaction at {format_lsn(transactions[0].lsn)} has more than 2 GB of payloads, and cannot be read, so this publication "
-            "cannot be read on: another capture begins after it. Drop the slot of this one, which keeps the server's log",
+            f"the transaction at {format_lsn(transactions[0].lsn)} has more than 2 GB of payloads and cannot be read, so this capture "
+            "cannot continue. Start another capture, which begins after that transaction, and drop this one's slot, which holds back the "
+            "server's log",
         )
     records = [record for transaction in transactions for record in transaction.records]
     kinds, keys, payloads = zip(*records, strict=True) if records else ((), (), ())

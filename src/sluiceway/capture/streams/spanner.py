@@ -272,7 +272,7 @@ class SpannerStream:
                 return False
             if each.get("move_in_events") and not self._unordered:
                 moved = f"keys move into partition {partition} at {each['commit_timestamp']}, and have no order across partitions"
-                raise invalid("moves", f"{moved}. Read it with moves=unordered, or a change stream with immutable key ranges")
+                raise invalid("moves", f"{moved}. Set moves=unordered, or use a change stream with immutable key ranges")
         return True
 
     def _take_children(self, scan: _Scan, record: ChangeRecord) -> None:
@@ -350,7 +350,7 @@ def _end(scan: _Scan) -> End | None:
 
 
 def _not_understood(error: Exception) -> SluicewayError:
-    said = f"the change stream says what is not understood: {type(error).__name__}: {error}. Nothing is skipped; please report it"
+    said = f"the change stream sent a message that cannot be decoded: {type(error).__name__}: {error}. Nothing is skipped; please report it"
     return SluicewayError("internal", said)
 
 

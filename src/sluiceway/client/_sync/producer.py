@@ -33,7 +33,7 @@ class Sent:
         """
         self._batch.asked.add(self._at)
         if not self._batch.done.wait(timeout):
-            raise TimeoutError(f"the item was not stored within {timeout} s; it is still on its way")
+            raise TimeoutError(f"the item was not stored within {timeout} s; it is still being sent")
         return self._batch.id_of(self._at)
 
     def done(self) -> bool:

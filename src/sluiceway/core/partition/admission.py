@@ -105,7 +105,7 @@ class Admission:
         """Record answers of a target of this home's intents. Raises `version_conflict` if another partition has become the home of one:
         only that one must note it, before the target forgets it."""
         if self._log.header.closed_slots and any(self._is_closed_slot(slot_of_name(name[1:], self._log.header.slots_of)) for name in keys):
-            raise SluicewayError("version_conflict", "another partition is the home of these keys now")
+            raise SluicewayError("version_conflict", "another partition is now the home of these keys")
         self._keys.note_answers(keys)
 
     def forget_answers(self, names: Iterable[str], cursor: int) -> None:

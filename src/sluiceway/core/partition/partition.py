@@ -140,7 +140,7 @@ class Partition:
         if seen is not None and seen.is_intent and not self.keys.is_sure(key, seen):
             assert seen.partition is not None, "an intent names its target"
             if key.group is not None and now - seen.intended_at > GROUP_KEEP:
-                detail = f"idempotency_group: what became of key {key.key!r} is not remembered any more; raise idempotency_sequence"
+                detail = f"idempotency_group: the result of key {key.key!r} is no longer remembered; raise idempotency_sequence"
                 raise SluicewayError("outcome_unknown", detail)
             return Intended(seen.partition, seen, self.keys)
         if target is None or (seen is not None and not seen.is_intent):

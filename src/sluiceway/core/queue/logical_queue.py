@@ -185,7 +185,7 @@ class LogicalQueue:
         executors = [executor for executor in self.executors.values() if number in (None, executor.number)]
         if executors and not any(executor.has_room for executor in executors):
             which = "every partition that could take it" if number is None else f"partition {number}"
-            raise SluicewayError("storage_full", f"the disk of {which} is full; complete or clear items, or make room on it")
+            raise SluicewayError("storage_full", f"the disk of {which} is full; complete or clear items, or free space on it")
 
     def _note_deadline(self, ticket: Ticket) -> None:
         heapq.heappush(self._deadlines, (ticket.deadline, ticket.number))

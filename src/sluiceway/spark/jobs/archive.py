@@ -128,7 +128,7 @@ class _Keeper:
             raise SluicewayError(
                 "internal",
                 f"batch {location.name} was written and is not what was read: {written.items:,} items with the digest {written.hashes} "
-                f"in place of {read.items:,} with {read.hashes}; its items are still in the queue. Look at the disk, and start again",
+                f"in place of {read.items:,} with {read.hashes}; its items are still in the queue. Check the disk, then start again",
             )
         publish(location)
         manifest = Manifest(location.name, self._queue, read.items, str(read.hashes), spans, files)

@@ -221,7 +221,7 @@ def _without_manifest(root: Path, numbers: Mapping[str, set[int]]) -> Iterator[P
             yield Problem(name, path.name, "not of this archive")
         elif location.number not in numbers.get(location.writer, ()):
             yield Problem(
-                name, path.name, "has no manifest: the job was stopped before it was done with it, and completes it when it goes on"
+                name, path.name, "has no manifest: the job was stopped before it finished this batch, and finishes it when it resumes"
             )
     for writer, have in sorted(numbers.items()):
         for number in sorted(set(range(max(have))) - have):

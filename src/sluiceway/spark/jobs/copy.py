@@ -93,7 +93,7 @@ def _checked_draining(place: Place, *, begun: bool) -> str:
     if not begun and not any(part["state"] == DRAINING for part in info["partitions"]):
         raise invalid("queue", f"no partition of {place.queue} is draining; start a rebalance, or name the queue to copy to (--to-queue)")
     if of:
-        told = "and new items have lost where they came from; let the rebalance copy them (rebalance start --drain copy), which keeps it"
+        told = "and copies would lose their source queue; let the rebalance copy them (rebalance start --drain copy), which keeps it"
         raise invalid("queue", f"{place.queue} is the dead queue of {of}, {told}")
     return str(info["incarnation"])
 

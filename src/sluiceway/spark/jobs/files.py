@@ -52,7 +52,7 @@ def format_of(files: Iterable[Path], what: str) -> str:
     formats = {_format(file): file for file in files}
     if None in formats:
         raise invalid(
-            "input", f"cannot tell from the name of {formats[None].name} what it is; known extensions are {', '.join(EXTENSIONS)}"
+            "input", f"cannot tell the format of {formats[None].name} from its name; known extensions are {', '.join(EXTENSIONS)}"
         )
     if len(formats) > 1:
         examples = " and ".join(file.name for file in formats.values())

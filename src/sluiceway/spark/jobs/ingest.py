@@ -97,7 +97,7 @@ def ingest(
     """
     shape, options = shape or Shape(), dict(options or {})
     if not inputs:
-        raise invalid("input", "name a file or a folder")
+        raise invalid("input", "pass a file or a folder")
     files = _files(inputs)
     format = _checked(format or format_of(files, ", ".join(map(str, inputs))), shape, options)
     if format == JSON and not options:
@@ -165,7 +165,7 @@ def watch(
 
 def _checked(format: str, shape: Shape, options: Mapping[str, str]) -> str:
     if format not in FORMATS:
-        raise invalid("format", f"{format[:40]!r} is not a format; it is {', '.join(FORMATS)}")
+        raise invalid("format", f"{format[:40]!r} is not a format; expected one of {', '.join(FORMATS)}")
     shape.check(format, bool(options))
     return format
 

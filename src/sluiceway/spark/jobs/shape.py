@@ -42,7 +42,7 @@ class Shape:
         """Raises `invalid_request` for contradictory settings."""
         named = self.payload or self.kind or self.reference
         if self.kind and self.every_kind:
-            raise invalid("kind", "give the kind of all, or the column that has it, not both")
+            raise invalid("kind", "give one kind for all items, or the column with the kind, not both")
         if self.items and (named or self.every_kind):
             raise invalid("items", "rows that are items have their payload and kind already; leave out the other columns")
         if format == TEXT and (named or self.items):
