@@ -270,6 +270,7 @@ def test_what_a_search_finds_is_acted_on_once_that_is_confirmed(shell: Shell) ->
     for wrong, said in (
         (("--drop", "--move-to", "q"), "exclude each other"),
         (("--run-now", "--state", "ready", "--yes"), "--run-now does not act on ready items"),
+        (("--move-to", "q", "--state", "leased", "--yes"), "--move-to does not act on leased items"),
     ):
         code, _, err = shell.ends("search", shell.queue, *wrong)
         assert code == 2

@@ -88,12 +88,12 @@ def search(
         items = found_items(session, queue, count or 20, states=states or None, **wanted)
         print_items(session, items)
         return
-    acting = _ACTS[act]
+    acting, option = _ACTS[act], "--move-to" if act == "move" else f"--{act}"
     allowed = states or acting.states
     if unfit := sorted(set(allowed) - set(acting.states)):
-        raise click.UsageError(f"--{act} does not act on {unfit[0]} items")
+        raise click.UsageError(f"{option} does not act on {unfit[0]} items")
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError(f"this acts on items: {acting.verb.lower()}; pass --yes to confirm")
+        raise click.UsageError(f"{option} acts on every match; pass --yes to confirm")
     ids = [item.id for item in found_items(session, queue, count, states=allowed, payload=False, **wanted)]
     where = f" to {target}" if target else ""
     if ids and not yes and not click.confirm(f"{acting.verb} {counted(len(ids), 'item')} of {queue}{where}?", err=True):

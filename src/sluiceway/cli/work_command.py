@@ -92,7 +92,7 @@ def work(
             **options,  # type: ignore[arg-type]
         )
         each = f"{given.processes} × {given.concurrency}" if given.processes > 1 else str(given.concurrency)
-        logging.getLogger("sluiceway.worker").info("%s works on queue %s of %s, %s at once", handler, queue_name, target.url, each)
+        logging.getLogger("sluiceway.worker").info("%s works on queue %s of %s, %s handlers at once", handler, queue_name, target.url, each)
         # After Ctrl-C: all is finished or released.
         with contextlib.suppress(KeyboardInterrupt):
             work(handler, given)

@@ -32,7 +32,7 @@ def plan(old: Configuration, new: Configuration, holding: Mapping[str, int]) -> 
     for name in sorted({*old.backends, *new.backends}):
         _compare_backend(planned, name, old.backends.get(name), new.backends.get(name), holding.get(name, 0))
     if any(_is_memory(each) for each in old.backends.values()) != any(_is_memory(each) for each in new.backends.values()):
-        planned.restart["backends"] = "from memory to another kind of storage, or back, takes a restart"
+        planned.restart["backends"] = "from memory to another kind of storage, or back, requires a restart"
     return planned
 
 
@@ -47,7 +47,7 @@ def _compare_backend(planned: Plan, name: str, old: BackendSettings | None, new:
             )
     elif type(old) is not type(new):
         planned.changed.append(f"{where}.kind")
-        planned.restart[f"{where}.kind"] = f"from {kind_of(old)} to {kind_of(new)} takes a restart"
+        planned.restart[f"{where}.kind"] = f"from {kind_of(old)} to {kind_of(new)} requires a restart"
     else:
         _compare(planned, where, old, new)
 

@@ -76,7 +76,7 @@ class ProblemWatch:
             try:
                 await self.look(system.now())
             except Exception:
-                log.exception("a look for problems failed")
+                log.exception("the check for problems failed")
             await asyncio.sleep(max(0.1, INTERVAL / 1000 - (system.stopwatch() - began)))
 
     async def look(self, now: Millis) -> None:

@@ -88,7 +88,7 @@ class Sieve:
             column, _, what = reasons[first].as_py().partition(": ")
             many = f"{len(wrong)} of {batch.num_rows} rows" if len(wrong) > 1 else "a row"
             where = f"row {self._rows + first} of task {self._task}{_named(batch, first)}"
-            raise invalid(column, f"{what} ({many}; the first is {where}); the option badRows=QUEUE puts such rows there")
+            raise invalid(column, f"{what} ({many}; the first is {where}); the option badRows=QUEUE puts such rows into that queue")
         if len(self._kept) + len(wrong) > MAX_ITEMS_ARROW:
             raise invalid(
                 "badRows", f"more than {MAX_ITEMS_ARROW:,} rows of task {self._task} are bad; the last: {reasons[wrong[-1].as_py()]}"

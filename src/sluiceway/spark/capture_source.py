@@ -116,8 +116,8 @@ class CaptureStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if batch.sequence != before.sequence + 1:
             raise SluicewayError(
                 "invalid_request",
-                f"Spark asks for batches {before.sequence + 1} to {batch.sequence} at once, and the checkpoint has what the last one reads "
-                "only; asynchronous progress tracking cannot be used with this source",
+                f"Spark asks for batches {before.sequence + 1} to {batch.sequence} at once, but the checkpoint has only what the last one "
+                "reads; asynchronous progress tracking cannot be used with this source",
             )
         # After a restart this is called first: the member can join before it is needed.
         self._member()
