@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -140,6 +140,11 @@ class FakeService:
 
     async def settle(self, queue_name: str, request: Settle) -> Settled:
         return cast(Settled, self._answer(request))
+
+    async def complete_and_lease(
+        self, queue_name: str, request: Settle, lease: Lease, leasing: Coroutine[Any, Any, Leased]
+    ) -> tuple[Leased, Settled]:
+        return await leasing, cast(Settled, self._answer(request))
 
     async def extend(self, queue_name: str, request: Extend) -> Extended:
         return cast(Extended, self._answer(request))

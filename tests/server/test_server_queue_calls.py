@@ -163,23 +163,6 @@ def test_a_lease_that_completes(service: FakeService, client: Client, shared: tu
     assert len(service.asked) == 2
 
 
-@pytest.mark.parametrize("lease_key", [None, "k"])
-def test_leases_are_released_if_the_completion_fails(service: FakeService, client: Client, lease_key: str | None) -> None:
-    """A client that is answered with an error does not know of them. With a key it gets them when it repeats the call."""
-    service.script = [Leased([LeaseInfo(1, 8, 2, NOW)]), SluicewayError("partition_damaged", "partition 0 is damaged"), Settled(released=2)]
-    with pytest.raises(CallError, match="partition 0 is damaged"):
-        client.lease("q", lease_key=lease_key, complete_ids=[ITEM])
-    released = [asked.selections for asked in service.asked[2:]]  # type: ignore[attr-defined]
-    assert released == ([{1: [Selection(RELEASE, lease=8)]}] if lease_key is None else [])
-
-
-def test_an_error_of_the_lease_comes_after_the_completion(service: FakeService, client: Client) -> None:
-    service.script = [SluicewayError("too_many_requests", "16 requests wait"), Settled(completed=1)]
-    with pytest.raises(CallError, match="16 requests wait"):
-        client.lease("q", complete_ids=[ITEM])
-    assert [type(asked) for asked in service.asked] == [Lease, Settle]
-
-
 def test_extend_by_item(service: FakeService, client: Client) -> None:
     service.script = [Extended([LeaseInfo(0, 3, 2, NOW)])]
     assert [lease.lease_id for lease in client.extend("q", ids=[ITEM], lease_timeout="5m").leases] == ["k7f3q2ma.0.L3"]

@@ -19,6 +19,10 @@ log = logging.getLogger("sluiceway.clock")
 _STEADY: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
+_SAME = 200_000
+"""Nanoseconds for which a reading stands: a call looks at the time in many places."""
+
+
 def _steady_ns() -> int:
     return time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)
 
@@ -29,13 +33,19 @@ class _Clock:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._clock = Clock(time.time_ns(), _steady_ns())
+        self._last = (0, 0)
+        """The last reading: nanoseconds of the steady clock, and the result."""
 
     def now(self) -> Millis:
+        steady, found = self._last
+        if 0 <= _steady_ns() - steady < _SAME:
+            return found
         clock = self._clock
         with self._mutex:
             # In this order: time between the readings makes the wall clock seem behind, so nothing comes early.
-            wall = time.time_ns()
-            before, found, after = clock.jump, clock.read(wall, _steady_ns()), clock.jump
+            wall, steady = time.time_ns(), _steady_ns()
+            before, found, after = clock.jump, clock.read(wall, steady), clock.jump
+            self._last = steady, found
         if bool(before) != bool(after):
             _tell(after)
         return found

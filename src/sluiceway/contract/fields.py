@@ -7,7 +7,7 @@ pattern did not match.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final, cast, get_args, get_type_hints, overload
+from typing import Annotated, Any, Final, get_args, get_type_hints, overload
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +27,7 @@ def time_field(at: Millis | None) -> datetime | None:
 
     A `datetime` would be encoded without a fraction when it has none, and the texts would not sort as the times do.
     """
-    return None if at is None else cast("datetime", format_time(at))
+    return None if at is None else format_time(at)  # type: ignore[return-value]
 
 
 def schema(title: str | None = None, **keywords: Any) -> Meta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import Parameters, Strategy, Token
 from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.core.queue.partition_executor import not_here
-from sluiceway.core.queue.routing import HERE
+from sluiceway.core.queue.routing import HERE, numbers_of
 from sluiceway.core.queue.timer_pacing import TimerPace
 from sluiceway.instance.backend_changes import BackendChanges
 from sluiceway.instance.health import check_backends, check_meta, check_partitions
@@ -81,6 +82,7 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.model.queue_minutes import Tally
 from sluiceway.model.rebalance import Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
+    RELEASE,
     Clear,
     Cleared,
     Explanation,
@@ -95,6 +97,7 @@ from sluiceway.model.requests import (
     QueueSpec,
     Redrive,
     Redriven,
+    Selection,
     Settle,
     Settled,
 )
@@ -551,11 +554,59 @@ class Service:
     async def settle(self, queue_name: str, request: Settle) -> Settled:
         """Complete, retry, release, or (staging) state outcomes. A `strict` request, too, returns the ignored ids."""
         settled = await self._router.settle(self.queue(queue_name), request)
+        self._note_handler_times(queue_name, request)
+        return settled
+
+    async def complete_and_lease(
+        self, queue_name: str, request: Settle, lease: Lease, leasing: Coroutine[Any, Any, Leased]
+    ) -> tuple[Leased, Settled]:
+        """Settle, and carry out `leasing` (a `lease` of that request) at once, so that both share a commit where they can.
+
+        Raises the error of either. If the leasing fails, the settling has ended, too; if only the settling fails, what was leased without a
+        key is released: nobody will know of it.
+        """
+        driver = self._driver(queue_name)
+        settling = self._begin_settle(driver, request)
+        try:
+            leased = await leasing
+        except SluicewayError:
+            await asyncio.wait([settling])
+            settling.cancelled() or settling.exception()
+            raise
+        except asyncio.CancelledError:
+            if not settling.cancel():
+                settling.exception()
+            raise
+        try:
+            settled = await settling
+        except SluicewayError:
+            if driver.numbers.issuperset(numbers_of(request)):
+                if lease.lease_key is None:
+                    await self._release(driver.record, leased, request.request_timeout)
+                raise
+            # A rebalance has removed a partition meanwhile: this also finds what it has moved.
+            settled = await self._router.settle(driver.record, request)
+        self._note_handler_times(queue_name, request)
+        return leased, settled
+
+    def _begin_settle(self, driver: QueueDriver, request: Settle) -> asyncio.Future[Settled]:
+        if self.ownership.is_alone and driver.numbers.issuperset(numbers_of(request)):
+            return driver.begin(request)
+        return asyncio.ensure_future(self._router.settle(driver.record, request))
+
+    async def _release(self, record: QueueRecord, leased: Leased, request_timeout: Millis) -> None:
+        """Release leases that no client will get. Those that cannot be released run out."""
+        selections: dict[int, list[Selection]] = {}
+        for each in leased.leases:
+            selections.setdefault(each.partition, []).append(Selection(RELEASE, lease=each.number))
+        with contextlib.suppress(SluicewayError):
+            await self._router.settle(record, Settle(selections, request_timeout))
+
+    def _note_handler_times(self, queue_name: str, request: Settle) -> None:
         if request.handler_times:
             self._driver(queue_name).handler_times.note(request.handler_times, system.now(), is_done=True)
         elif failed := request.failed_handler_times():
             self._driver(queue_name).handler_times.note(failed, system.now(), is_done=False)
-        return settled
 
     async def extend(self, queue_name: str, request: Extend) -> Extended:
         return await self._router.extend(self.queue(queue_name), request)

@@ -134,6 +134,7 @@ def as_millis(moment: datetime) -> Millis:
     return round((moment - _EPOCH) / timedelta(milliseconds=1))
 
 
+@lru_cache(256)
 def format_time(at: Millis) -> str:
     """Format as RFC 3339 in UTC, always with milliseconds: the texts sort as the times do."""
     second, millis = divmod(at, 1_000)

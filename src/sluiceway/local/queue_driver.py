@@ -327,10 +327,22 @@ class QueueDriver:
 
     async def ask(self, request: Request, payload: bool = True) -> Any:
         """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, work not begun is dropped."""
-        return await self.answer(self.submit(request, payload))
+        ticket = self.submit(request, payload)
+        try:
+            return await ticket.waiter.future
+        except asyncio.CancelledError:
+            self.abandon(ticket)
+            raise
+
+    def begin(self, request: Request) -> asyncio.Future[Any]:
+        """Begin `ask`, whose result the future will have. If it is cancelled, work not begun is dropped."""
+        ticket = self.submit(request)
+        future: asyncio.Future[Any] = ticket.waiter.future
+        future.add_done_callback(lambda ended: self.abandon(ticket) if ended.cancelled() else None)
+        return future
 
     def submit(self, request: Request, payload: bool = True) -> Ticket:
-        """Begin `ask`. The ticket must then be awaited by `answer`, withdrawn or abandoned."""
+        """Begin `ask`. The ticket's future must then be awaited, or the ticket withdrawn or abandoned."""
         self._check_serving()
         now = system.now()
         ticket = Ticket(request, now + request.request_timeout)
@@ -342,14 +354,6 @@ class QueueDriver:
             self.consumers.saw(request.client_id, now)
         self.cycle_soon()
         return ticket
-
-    async def answer(self, ticket: Ticket) -> Any:
-        """Wait for the answer to a submitted ticket."""
-        try:
-            return await ticket.waiter.future
-        except asyncio.CancelledError:
-            self.abandon(ticket)
-            raise
 
     def abandon(self, ticket: Ticket) -> None:
         """Give up on a ticket: work not begun is dropped, and a lease is given back."""

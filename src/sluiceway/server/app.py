@@ -309,6 +309,9 @@ class _Sent:
             await respond(self, status, content_type, body, request_id, *more)
             return
         self.status, self.size = status, len(body)
+        if not more and self._direct.keep_alive and not self._app.is_stopping:
+            await self._direct.answer_plainly(status, content_type, body, request_id)
+            return
         headers = headers_of(content_type, body, request_id, *more)
         if self._app.is_stopping:
             headers.append((b"connection", b"close"))

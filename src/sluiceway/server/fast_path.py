@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -107,6 +108,12 @@ class Direct:
         self._head = self._made(status, headers)
         await self.write(body)
 
+    async def answer_plainly(self, status: int, content_type: bytes, body: Body, request_id: bytes) -> None:
+        """Send a whole answer on a connection that stays, without further headers."""
+        first = _first_lines(status, content_type, tuple(self._connection.server_state.default_headers))
+        self._head = b"%b%d\r\nx-request-id: %b\r\n\r\n" % (first, len(body), request_id)
+        await self.write(body)
+
     async def write(self, body: Body, more: bool = False) -> None:
         connection = self._connection
         if connection.flow.write_paused and not self.disconnected:
@@ -136,6 +143,13 @@ class Direct:
         if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2:
             raise RuntimeError("a header has the end of a line in it")
         return head
+
+
+@lru_cache(64)
+def _first_lines(status: int, content_type: bytes, default_headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """The head of an answer up to its length. Cached: it changes with the date, each second."""
+    lines = [b"%b: %b\r\n" % header for header in (*default_headers, (b"content-type", content_type))]
+    return STATUS_LINE[status] + b"".join(lines) + b"content-length: "
 
 
 class WholeRequest(Request):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -13,11 +10,9 @@ from sluiceway.adapters.system import now
 from sluiceway.contract import item_answers as items
 from sluiceway.core.queue.routing import numbers_of
 from sluiceway.instance.service import Service
-from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import RELEASE, Leased, Settle, Settled
+from sluiceway.model.requests import RELEASE
 from sluiceway.model.small_batch import in_columns
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
@@ -26,7 +21,7 @@ from sluiceway.server.long_poll import Waiting
 from sluiceway.server.response_buffer import AnswerMemory
 from sluiceway.wire import answers, arrow_codec, json_items, json_outcomes
 from sluiceway.wire.decoding import from_query
-from sluiceway.wire.outcome_selection import Grouped, belongs, check_partition, select_leases
+from sluiceway.wire.outcome_selection import belongs, check_partition
 
 
 class ItemCalls:
@@ -176,39 +171,9 @@ class ItemCalls:
         if completes is None:
             leased, settled = await work, None
         else:
-            leased, settled = await self._complete_and_lease(call.queue_name, completes, work, call.lease_key)
+            leased, settled = await self._service.complete_and_lease(call.queue_name, completes, wanted, work)
         async with self._memory.building(_size(leased.batches)):
             return answers.leased(record, leased, settled, arrow=request.wants_arrow)
-
-    async def _complete_and_lease(
-        self, queue_name: str, completes: Settle, work: Coroutine[Any, Any, Leased], lease_key: str | None
-    ) -> tuple[Leased, Settled]:
-        """Do both at once, so that they share a commit. Raises the error of either, then releases leases taken without a key."""
-        completing = asyncio.create_task(self._service.settle(queue_name, completes))
-        # Its error is reported below, unless this is cancelled meanwhile.
-        completing.add_done_callback(lambda task: task.cancelled() or task.exception())
-        try:
-            leased = await work
-        except SluicewayError:
-            # Its outcome is not reported, but it is known before the client repeats it.
-            await asyncio.wait([completing])
-            raise
-        except asyncio.CancelledError:
-            completing.cancel()
-            raise
-        try:
-            return leased, await completing
-        except SluicewayError:
-            if lease_key is None:
-                await self._release_leases(queue_name, leased, completes.request_timeout)
-            raise
-
-    async def _release_leases(self, queue_name: str, leased: Leased, request_timeout: Millis) -> None:
-        """Release leases that no client will get. Those that cannot be released run out."""
-        grouped = Grouped({}, [])
-        select_leases(grouped, [(each.partition, each.number) for each in leased.leases], RELEASE)
-        with contextlib.suppress(SluicewayError):
-            await self._service.settle(queue_name, Settle(grouped.selections, request_timeout))
 
     async def _complete(self, request: Request) -> Body:
         call = json_outcomes.decode_complete(request.body)

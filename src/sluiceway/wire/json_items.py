@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -89,6 +90,10 @@ class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     enqueue_at: TimeText | None = None
 
 
+_TEXTS = [(name, attrgetter(name)) for name in ("kind", "encoding", "reference")]
+_HEADERS = attrgetter("headers")
+
+
 class ProduceCall(ProduceFields, kw_only=True):
     items: Annotated[list[Annotated[Item, ONE_PAYLOAD]], SOME_JSON]
 
@@ -115,15 +120,15 @@ def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:
             return None
         payloads.append(payload)
         nbytes += len(payload) + _OFFSET_BYTES
-    for name in ("kind", "encoding", "reference"):
-        texts = [getattr(item, name) for item in items]
+    for name, value_of in _TEXTS:
+        texts = [*map(value_of, items)]
         if _any_given(texts):
             size = sum(len(text or "") * _CHARACTER_BYTES for text in texts)
             if size > MAX_TEXT_BYTES:
                 return None
             nbytes += size
             others[name] = texts
-    headers = [item.headers for item in items]
+    headers = [*map(_HEADERS, items)]
     if _any_given(headers):
         size = sum((len(name) + len(value)) * _CHARACTER_BYTES for pairs in headers for name, value in (pairs or {}).items())
         if size > MAX_HEADER_BYTES:
