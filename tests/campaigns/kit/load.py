@@ -6,7 +6,7 @@ import base64
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -243,6 +243,9 @@ class Producer(Worker):
 
 
 class Consumer(Worker):
+    _held: Mapping[str, str] = {}
+    """Items that the next lease completes: their names by id."""
+
     def work(self) -> None:
         self.number += 1
         want: dict[str, Any] = {
@@ -251,10 +254,19 @@ class Consumer(Worker):
             "request_timeout": "100ms",
             "max_partitions": self.random.choice((1, 3)),
         }
+        done, self._held = dict(self._held), {}
+        if done:
+            self.ledger.trying(list(done.values()), "done")
+            want["complete"] = {"ids": list(done)}
         if self.random.random() < 0.5:
-            body, _ = self.until_done("queue.lease", lease_key=f"{self.name}-{self.number}", **want)
+            body, in_doubt = self.until_done("queue.lease", lease_key=f"{self.name}-{self.number}", **want)
         else:
-            body = self.once("queue.lease", **want).body
+            answer = self.once("queue.lease", **want)
+            body, in_doubt = answer.body, answer.outcome == "unknown"
+        if done:
+            completed = body["completed"] if body else self.until_done("queue.complete", ids=list(done))[0]
+            # A failed call says nothing of its completion.
+            self._settled(done, completed, in_doubt or not body, "done")
         names: dict[str, str] = {}
         """Item id → name."""
         for item in body["items"] if body else ():
@@ -267,11 +279,16 @@ class Consumer(Worker):
                 lease["lease_id"]: [item["id"] for item in body["items"] if item["lease_id"] == lease["lease_id"]]
                 for lease in body["leases"]
             }
-            action = self.random.choices((self._complete, self._mix, self._close, self._extend, self._forget), (40, 20, 20, 15, 5))[0]
+            actions = (self._complete, self._hold, self._mix, self._close, self._extend, self._forget)
+            action = self.random.choices(actions, (25, 15, 20, 20, 15, 5))[0]
             action(names, leases)
 
     def _forget(self, _names: dict[str, str], _leases: dict[str, list[str]]) -> None:
         """Let the lease run out, as a consumer does that dies."""
+
+    def _hold(self, names: dict[str, str], _leases: dict[str, list[str]]) -> None:
+        """Complete them by the next lease."""
+        self._held = names
 
     def _complete(self, names: dict[str, str], _leases: dict[str, list[str]]) -> None:
         self.ledger.trying(list(names.values()), "done")
