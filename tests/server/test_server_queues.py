@@ -132,6 +132,37 @@ def test_explain(server: Running) -> None:
     assert server.ask("queue.explain", queue_name=name, id="elsewhere.0.1")["state"] == "unknown"
 
 
+def test_a_dead_item_is_explained_with_its_failed_attempts(server: Running) -> None:
+    dead = server.queue()
+    name = server.queue(dead_queue=dead)
+    server.produce(name, "bad")
+    (item,) = ids(server.lease(name))
+    server.ask("queue.retry", queue_name=name, items=[{"id": item, "trace": "Traceback …", "reason": "not yet", "host": "h"}])
+    (item,) = ids(server.lease(name))
+    server.ask("queue.retry", queue_name=name, items=[{"id": item, "dead": True, "reason": "no good", "trace": "Traceback 2"}])
+    eventually(lambda: server.totals(dead)["ready"] == 1)
+    leased = server.lease(dead)
+    for _ in range(2):
+        (dead_id,) = ids(leased)
+        found = server.ask("queue.explain", queue_name=dead, id=dead_id)
+        assert [(each["attempt"], each["reason"]) for each in found["failures"]] == [(1, "not yet"), (2, "no good")]
+        assert found["failures"][1]["trace"] == "Traceback 2"
+        server.ask("queue.release", queue_name=dead, ids=[dead_id])
+        leased = server.lease(dead)
+    # What fails in the dead queue comes after it.
+    server.ask("queue.retry", queue_name=dead, items=[{"id": each, "reason": "again"} for each in ids(leased)])
+    (dead_id,) = ids(server.ask("queue.peek", queue_name=dead))
+    found = server.ask("queue.explain", queue_name=dead, id=dead_id)
+    assert [each["reason"] for each in found["failures"]] == ["not yet", "no good", "again"]
+
+
+def test_a_header_of_that_name_that_is_not_ours_explains_nothing(server: Running) -> None:
+    name = server.queue()
+    for text in ("[", "{}", '[{"attempt": "x"}]'):
+        made = server.ask("queue.produce", queue_name=name, items=[{"utf8": "x", "headers": {"sluiceway-failures": text}}])
+        assert "failures" not in server.ask("queue.explain", queue_name=name, id=made["first_id"])
+
+
 def test_dead_items_are_sent_back_once(server: Running) -> None:
     dead = server.queue()
     name = server.queue(dead_queue=dead)

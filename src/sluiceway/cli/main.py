@@ -53,6 +53,7 @@ _FIELD_WORDS = {
     **dict.fromkeys(("status", "info", "health", "check"), "sluiceway top, sluiceway stats QUEUE, or sluiceway doctor"),
     **dict.fromkeys(("create", "new", "declare"), "sluiceway queue create NAME"),
     **dict.fromkeys(("ls", "list", "queues"), "sluiceway queue list"),
+    **{name: f"sluiceway queue {name} NAME" for name in ("history", "pause", "resume", "update")},
     **dict.fromkeys(("find", "grep", "filter", "browse"), "sluiceway search QUEUE"),
     **dict.fromkeys(("promote", "run_now", "kick"), "sluiceway run-now QUEUE ID"),
     **dict.fromkeys(("transfer", "mv"), "sluiceway move QUEUE ID --to QUEUE"),

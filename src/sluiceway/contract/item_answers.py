@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -257,6 +257,14 @@ class FailedAttempt(Answer, frozen=True, kw_only=True, omit_defaults=True):
     handler_time: Annotated[Duration | None, about("How long the handler ran.")] = None
     reason: Annotated[str, about("Why it failed: an exception's type and message, or the client's own text.")] = ""
     trace: Annotated[str, about("The last lines of the exception's trace.")] = ""
+
+
+def failures_before_death(headers: Mapping[str, str]) -> list[FailedAttempt]:
+    """What a dead item's header says of its failed attempts; nothing, if it is not ours: anybody can produce such a header."""
+    try:
+        return msgspec.json.decode(headers.get(FAILURES_HEADER, "[]"), type=list[FailedAttempt])
+    except msgspec.MsgspecError:
+        return []
 
 
 class ReasonCount(Answer, frozen=True, kw_only=True):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Mapping
 from typing import Final
 
-import msgspec
-
-from sluiceway.contract.item_answers import FAILURES_HEADER, FailedAttempt
+from sluiceway.contract.item_answers import FAILURES_HEADER, failures_before_death
 from sluiceway.server.ui.api import Facts, ProblemError
 from sluiceway.server.ui.pages.item_commands import COPY_OF
 from sluiceway.server.ui.pages.queues import every_queue
@@ -138,7 +135,7 @@ async def _one(visit: Visit, queue_name: str, item_id: str) -> Facts:
             raise
         return {"id": item_id, "problem": error, "said": None, "item": None}
     item = await _found(visit, queue_name, said)
-    failures = [_failure(each) for each in said.get("failures") or (item and item["failures"]) or []]
+    failures = [_failure(each) for each in said.get("failures", [])]
     now = None if item else await _now(visit, queue_name, said["id"])
     return {"id": said["id"], "problem": None, "said": said, "item": item, "failures": failures, "now": now}
 
@@ -147,15 +144,6 @@ def _failure(failure: Facts) -> Facts:
     """A failed attempt, with texts that can be shown, empty where nothing is known."""
     unknown = dict.fromkeys(("client_id", "host", "handler_time", "reason", "trace"), "")
     return unknown | {name: visible(value) if isinstance(value, str) else value for name, value in failure.items()}
-
-
-def _failures_before_death(headers: Mapping[str, str]) -> list[Facts]:
-    """What a dead item's header says of its failed attempts. Anybody can produce such a header."""
-    try:
-        found = msgspec.json.decode(headers.get(FAILURES_HEADER, "[]"), type=list[FailedAttempt])
-    except msgspec.MsgspecError:
-        return []
-    return [msgspec.to_builtins(each) for each in found]
 
 
 async def _now(visit: Visit, queue_name: str, item_id: str) -> str | None:
@@ -179,11 +167,11 @@ async def _found(visit: Visit, queue_name: str, said: Facts) -> Facts | None:
     page = await visit.api.call(call, queue_name=queue_name, partition=int(partition), limit=1, pivot=before)
     for item in page["items"]:
         if item["id"] == said["id"]:
-            failures = _failures_before_death(item["headers"] or {})
-            own = {name: text for name, text in (item["headers"] or {}).items() if not failures or name != FAILURES_HEADER}
+            is_shown = bool(failures_before_death(item["headers"] or {}))
+            own = {name: text for name, text in (item["headers"] or {}).items() if not is_shown or name != FAILURES_HEADER}
             headers = [(visible(name), visible(text)) for name, text in own.items()]
             texts = {name: visible(item[name] or "") for name in ("kind", "encoding", "reference")}
-            facts = {"headers": headers, "failures": failures, "payload": whole(item["payload"]), "again": _again(queue_name, item)}
+            facts = {"headers": headers, "payload": whole(item["payload"]), "again": _again(queue_name, item)}
             return {**item, **texts, **facts}
     return None
 
