@@ -170,7 +170,9 @@ def test_a_dead_item_says_which_error_its_handler_raised(
     assert ("trace" in failure) == (not options)
 
 
-def test_a_failed_attempt_is_explained_with_its_trace_from_the_handler_on(served: testing.TestServer, queue: str) -> None:
+def test_a_failed_attempt_is_explained_with_its_trace_from_the_handler_on(
+    served: testing.TestServer, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
     served.client.produce(queue, ["x"])
     consumer = SyncFace(served.url, queue)
 
@@ -186,6 +188,8 @@ def test_a_failed_attempt_is_explained_with_its_trace_from_the_handler_on(served
     assert lines[0] == "Traceback (most recent call last):"
     assert "in handle" in lines[1]
     assert lines[-1] == "ValueError: no such customer"
+    (record,) = [each for each in caplog.records if each.exc_info]
+    assert logging.Formatter().formatException(record.exc_info) == failure.trace  # type: ignore[arg-type]
 
 
 async def _posted(item: LeasedItem) -> None: ...

@@ -8,6 +8,7 @@ import socket
 import traceback
 from collections.abc import Container, Mapping, Sequence
 from functools import cache
+from types import TracebackType
 from typing import Any
 
 from sluiceway.client.answers import LeasedItem
@@ -62,11 +63,22 @@ def _host() -> str:
     return _short(socket.gethostname())
 
 
-def trace_of(error: BaseException) -> str | None:
-    """The last lines of the exception's trace, MAX_TRACE_BYTES at most, from the handler on: frames of this package are left out."""
+def _from_the_handler(error: BaseException) -> TracebackType | None:
+    """The exception's trace without the frames of this package; None if it has no others."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         trace = trace.tb_next
+    return trace
+
+
+def logged_error(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """`exc_info` of a log record for a handler's exception: its trace begins in the handler."""
+    return type(error), error, _from_the_handler(error) or error.__traceback__
+
+
+def trace_of(error: BaseException) -> str | None:
+    """The last lines of the exception's trace, MAX_TRACE_BYTES at most, from the handler on."""
+    trace = _from_the_handler(error)
     if trace is None:
         return None
     lines = traceback.format_exception(type(error), error, trace)

@@ -24,6 +24,7 @@ from sluiceway.client.consumer_common import (
     check_batch_size,
     check_concurrency,
     check_returned,
+    logged_error,
     not_in_a_block,
     put_back,
     shutdown_millis,
@@ -386,7 +387,7 @@ class AsyncConsumer:
         except BaseException as error:
             outcomes = {item.id: put_back(item.id, error, self._error_messages) for item in items}
             if not isinstance(error, RetryItem | DeadItem) and not all(self.is_lost(item) for item in items):
-                log.warning("queue %s: handling %s failed", self._queue_name, _named(items), exc_info=error)
+                log.warning("queue %s: handling %s failed", self._queue_name, _named(items), exc_info=logged_error(error))
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
         finally:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from sluiceway.client import item_calls
 from sluiceway.client.arrow import LeasedTable, read_leased
-from sluiceway.client.consumer_common import DeadItem, RetryItem, check_returned, named_outcomes, put_back, tell_problem
+from sluiceway.client.consumer_common import DeadItem, RetryItem, check_returned, logged_error, named_outcomes, put_back, tell_problem
 from sluiceway.client.errors import CallError
 from sluiceway.client.item_calls import Check, Verdict
 from sluiceway.client.lease_manager import is_final
@@ -145,7 +145,7 @@ class TableLoop:
             return _verdicts(leased, returned) if isinstance(returned, Mapping) else []
         except BaseException as error:
             if not isinstance(error, RetryItem | DeadItem):
-                log.warning("queue %s: handling %d items failed", self._queue_name, len(leased), exc_info=error)
+                log.warning("queue %s: handling %d items failed", self._queue_name, len(leased), exc_info=logged_error(error))
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
             return error
