@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -93,3 +94,14 @@ async def test_a_caller_that_goes_away_leaves_no_lease(tmp_path: Path) -> None:
             await waiting
         await produce(service, "q", "c")
         assert payloads((await lease(service, "q", 1)).batches) == ["c"]
+
+
+@driven
+async def test_a_completion_that_is_refused_at_once_leases_nothing(tmp_path: Path) -> None:
+    async with holding(tmp_path) as (service, _, completion):
+        request = Lease("c", 1, 0)
+        leasing = service.lease("q", request)
+        with pytest.raises(SluicewayError, match="there is no queue"):
+            await service.complete_and_lease("gone", completion, request, leasing)
+        assert inspect.getcoroutinestate(leasing) == inspect.CORO_CLOSED
+        assert count(service, "leased") == 1

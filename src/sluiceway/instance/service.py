@@ -565,8 +565,12 @@ class Service:
         Raises the error of either. If the leasing fails, the settling has ended, too; if only the settling fails, what was leased without a
         key is released: nobody will know of it.
         """
-        driver = self._driver(queue_name)
-        settling = self._begin_settle(driver, request)
+        try:
+            driver = self._driver(queue_name)
+            settling = self._begin_settle(driver, request)
+        except SluicewayError:
+            leasing.close()
+            raise
         try:
             leased = await leasing
         except SluicewayError:
