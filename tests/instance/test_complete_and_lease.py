@@ -1,4 +1,4 @@
-"""A call that completes and leases: both share a commit, and an error of one leaves nothing that nobody knows of."""
+"""A call that completes and leases: both share a commit, and leases do not wait for a completion that takes long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Lease, Leased, Selection, Settle, Settled
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
-from tests.instance.instance_rig import Store, eventually, lease, payloads, produce, serving, spec
+from tests.instance.instance_rig import Store, eventually, fine, lease, payloads, produce, serving, spec
 
 
 @asynccontextmanager
@@ -35,9 +35,9 @@ def count(service: Service, name: str) -> int:
     return sum(getattr(each, name) for each in service.stats("q").partitions)
 
 
-async def both(service: Service, completion: Settle, **wanted: object) -> tuple[Leased, Settled]:
+async def both(service: Service, completion: Settle, **wanted: object) -> tuple[Leased, Settled | None]:
     request = Lease("c", **({"batch_size": 1, "request_timeout": 1_000} | wanted))  # type: ignore[arg-type]
-    return await service.complete_and_lease("q", completion, request, service.lease("q", request))
+    return await service.complete_and_lease("q", completion, service.lease("q", request))
 
 
 @driven
@@ -51,36 +51,42 @@ async def test_both_are_one_transaction(tmp_path: Path) -> None:
 
         store.on_apply = note
         leased, settled = await both(service, completion)
+        assert settled is not None
         assert (payloads(leased.batches), settled.completed, len(commits)) == (["b"], 1, 1)
 
 
-@pytest.mark.parametrize("lease_key", [None, "k"])
+@pytest.mark.parametrize("hangs", [False, True], ids=["fails", "hangs"])
 @driven
-async def test_what_was_leased_is_released_if_the_completion_fails(tmp_path: Path, lease_key: str | None) -> None:
-    """The caller gets an error, and does not know of the lease. With a key, it gets it when it repeats the call."""
+async def test_leases_do_not_wait_for_a_completion_that(tmp_path: Path, hangs: bool) -> None:
+    """They are running out, and the caller completes again."""
     async with holding(tmp_path, partitions=2) as (service, store, completion):
-        one = next(iter(completion.selections))
-        other = next(number for number in completion.selections if number != one)
+        one, other = completion.selections
+        healed = asyncio.Event()
 
-        async def fail(ref: PartitionRef) -> Outcome | None:
-            return Outcome.UNKNOWN if ref.partition == one else None
+        async def spoil(ref: PartitionRef) -> Outcome | None:
+            if ref.partition != one:
+                return None
+            if hangs:
+                await healed.wait()
+                return None
+            return Outcome.UNKNOWN
 
-        store.on_apply = fail
-        alone = Settle({one: completion.selections[one]}, 1_000)
-        with pytest.raises(SluicewayError) as raised:
-            await both(service, alone, partition=other, lease_key=lease_key)
-        assert raised.value.code == "unavailable"
-        store.on_apply = lambda ref: asyncio.sleep(0)
-        await eventually(lambda: count(service, "released") == (1 if lease_key is None else 0))
-        assert count(service, "leased") == 4 - 1
+        store.on_apply = spoil
+        leased, settled = await both(service, Settle({one: completion.selections[one]}, 900_000), partition=other)
+        assert (len(leased.leases), settled) == (1, None)
+        store.on_apply = fine
+        healed.set()
+        again = await service.settle("q", completion)
+        assert again.completed + len(again.ignored) == 2
+        assert count(service, "completed") == 2
 
 
 @driven
-async def test_an_error_of_the_lease_comes_when_the_completion_has_ended(tmp_path: Path) -> None:
+async def test_an_error_of_the_lease_does_not_undo_the_completion(tmp_path: Path) -> None:
     async with holding(tmp_path) as (service, _, completion):
         with pytest.raises(SluicewayError):
             await both(service, completion, partition=7)
-        assert count(service, "completed") == 1
+        await eventually(lambda: count(service, "completed") == 1)
 
 
 @driven
@@ -102,6 +108,6 @@ async def test_a_completion_that_is_refused_at_once_leases_nothing(tmp_path: Pat
         request = Lease("c", 1, 0)
         leasing = service.lease("q", request)
         with pytest.raises(SluicewayError, match="there is no queue"):
-            await service.complete_and_lease("gone", completion, request, leasing)
+            await service.complete_and_lease("gone", completion, leasing)
         assert inspect.getcoroutinestate(leasing) == inspect.CORO_CLOSED
         assert count(service, "leased") == 1

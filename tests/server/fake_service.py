@@ -142,8 +142,8 @@ class FakeService:
         return cast(Settled, self._answer(request))
 
     async def complete_and_lease(
-        self, queue_name: str, request: Settle, lease: Lease, leasing: Coroutine[Any, Any, Leased]
-    ) -> tuple[Leased, Settled]:
+        self, queue_name: str, request: Settle, leasing: Coroutine[Any, Any, Leased]
+    ) -> tuple[Leased, Settled | None]:
         return await leasing, cast(Settled, self._answer(request))
 
     async def extend(self, queue_name: str, request: Extend) -> Extended:

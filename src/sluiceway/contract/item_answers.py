@@ -102,7 +102,9 @@ class Leased(Answer, frozen=True, kw_only=True):
     partition: Annotated[int | None, about("Partition of the first lease; null: no lease.")] = None
     leases: Annotated[list[Lease], about("The leases.")] = []
     items: Annotated[list[LeasedItem], about("The items.")] = []
-    completed: Annotated[Completed | None, about("The items that the call completed; null: it named none.")] = None
+    completed: Annotated[
+        Completed | None, about("What the call completed; null: nothing was named, or it is not confirmed: complete it again.")
+    ] = None
 
     @property
     def ids(self) -> list[str]:

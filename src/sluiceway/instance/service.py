@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,7 +81,6 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.model.queue_minutes import Tally
 from sluiceway.model.rebalance import Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
-    RELEASE,
     Clear,
     Cleared,
     Explanation,
@@ -97,7 +95,6 @@ from sluiceway.model.requests import (
     QueueSpec,
     Redrive,
     Redriven,
-    Selection,
     Settle,
     Settled,
 )
@@ -108,6 +105,8 @@ log = logging.getLogger(__name__)
 
 LET_GO: Millis = 800
 """Time for commits in flight in partitions that move to another instance; within it the group learns that this one has stopped."""
+CONFIRM_WITHIN = 1.0
+"""Seconds that a call which completes and leases waits for the completion once it has the leases, which are running out."""
 TAKEOVER_GRACE: Millis = 5_000
 """Grace for leases of a partition that has just moved here: its clients may have had no instance to extend them."""
 
@@ -162,6 +161,8 @@ class Service:
         self.clock = ClockWatch()
         self._cache = BlobCache()
         self._drivers: dict[str, QueueDriver] = {}
+        self._settling: set[asyncio.Future[Settled]] = set()
+        """Completions beside a lease."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: dict[str, asyncio.Task[None]] = {}
         self._let_go_until: Millis = -LET_GO
@@ -558,53 +559,38 @@ class Service:
         return settled
 
     async def complete_and_lease(
-        self, queue_name: str, request: Settle, lease: Lease, leasing: Coroutine[Any, Any, Leased]
-    ) -> tuple[Leased, Settled]:
-        """Settle, and carry out `leasing` (a `lease` of that request) at once, so that both share a commit where they can.
+        self, queue_name: str, request: Settle, leasing: Coroutine[Any, Any, Leased]
+    ) -> tuple[Leased, Settled | None]:
+        """Settle, and carry out `leasing`, a `lease` of the same queue, at once, so that both share a commit where they can.
 
-        Raises the error of either. If the leasing fails, the settling has ended, too; if only the settling fails, what was leased without a
-        key is released: nobody will know of it.
+        The leases do not wait: None for what was settled says that this is not confirmed CONFIRM_WITHIN after they were taken, or that it
+        failed. Raises the error of the leasing, which says nothing of the settling.
         """
         try:
-            driver = self._driver(queue_name)
-            settling = self._begin_settle(driver, request)
+            settling = self._begin_settle(self._driver(queue_name), request)
         except SluicewayError:
             leasing.close()
             raise
-        try:
-            leased = await leasing
-        except SluicewayError:
-            await asyncio.wait([settling])
-            settling.cancelled() or settling.exception()
-            raise
-        except asyncio.CancelledError:
-            if not settling.cancel():
-                settling.exception()
-            raise
-        try:
-            settled = await settling
-        except SluicewayError:
-            if driver.numbers.issuperset(numbers_of(request)):
-                if lease.lease_key is None:
-                    await self._release(driver.record, leased, request.request_timeout)
-                raise
-            # A rebalance has removed a partition meanwhile: this also finds what it has moved.
-            settled = await self._router.settle(driver.record, request)
+        self._settling.add(settling)
+        settling.add_done_callback(self._settled)
+        leased = await leasing
+        if not settling.done():
+            await asyncio.wait([settling], timeout=CONFIRM_WITHIN)
+        if not settling.done() or settling.cancelled() or settling.exception() is not None:
+            return leased, None
         self._note_handler_times(queue_name, request)
-        return leased, settled
+        return leased, settling.result()
 
     def _begin_settle(self, driver: QueueDriver, request: Settle) -> asyncio.Future[Settled]:
         if self.ownership.is_alone and driver.numbers.issuperset(numbers_of(request)):
             return driver.begin(request)
         return asyncio.ensure_future(self._router.settle(driver.record, request))
 
-    async def _release(self, record: QueueRecord, leased: Leased, request_timeout: Millis) -> None:
-        """Release leases that no client will get. Those that cannot be released run out."""
-        selections: dict[int, list[Selection]] = {}
-        for each in leased.leases:
-            selections.setdefault(each.partition, []).append(Selection(RELEASE, lease=each.number))
-        with contextlib.suppress(SluicewayError):
-            await self._router.settle(record, Settle(selections, request_timeout))
+    def _settled(self, settling: asyncio.Future[Settled]) -> None:
+        self._settling.discard(settling)
+        if not settling.cancelled():
+            # Marks an error as seen, of which nobody may ask any more.
+            settling.exception()
 
     def _note_handler_times(self, queue_name: str, request: Settle) -> None:
         if request.handler_times:

@@ -335,10 +335,8 @@ class QueueDriver:
             raise
 
     def begin(self, request: Request) -> asyncio.Future[Any]:
-        """Begin `ask`, whose result the future will have. If it is cancelled, work not begun is dropped."""
-        ticket = self.submit(request)
-        future: asyncio.Future[Any] = ticket.waiter.future
-        future.add_done_callback(lambda ended: self.abandon(ticket) if ended.cancelled() else None)
+        """Begin `ask`, whose result the future will have. It cannot be cancelled."""
+        future: asyncio.Future[Any] = self.submit(request).waiter.future
         return future
 
     def submit(self, request: Request, payload: bool = True) -> Ticket:

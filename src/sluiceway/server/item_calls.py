@@ -175,7 +175,7 @@ class ItemCalls:
         if completes is None:
             leased, settled = await work, None
         else:
-            leased, settled = await self._service.complete_and_lease(call.queue_name, completes, wanted, work)
+            leased, settled = await self._service.complete_and_lease(call.queue_name, completes, work)
         async with self._memory.building(_size(leased.batches)):
             return answers.leased(record, leased, settled, arrow=request.wants_arrow)
 

@@ -80,6 +80,7 @@ _ITEMS: Final = {
     "trace": "Last lines of the exception's trace, up to 4,096 bytes. Kept with the failed attempt.",
     "host": "The client's machine. Kept with the failed attempt.",
     "handler_time": "How long the handler ran. Kept with the failed attempt.",
+    "Completion.request_timeout": "How long the completion may take, up to `15m`. The answer does not wait for it for more than a second.",
     "LeaseCall.complete": "Items and leases to complete in the same call, as by `queue.complete`; null: none.",
     "handler_times": "Handler times of the completed items, for the queue's statistics.",
     "HandlerTime.handler_time": "How long the handler ran for each of the items.",

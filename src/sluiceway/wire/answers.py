@@ -126,7 +126,7 @@ def produced(record: QueueRecord, answer: Produced) -> bytes:
 def leased(record: QueueRecord, answer: Leased, settled: Settled | None = None, *, arrow: bool) -> Body:
     """The leases and their items, as JSON or as an Arrow stream. `answer.batches` is empty if the call did not ask for items.
 
-    `settled`: what the call completed, if it named anything.
+    `settled`: what the call completed; None if it named nothing, or that is not confirmed.
     """
     done = None if settled is None else items.Completed(completed=settled.completed, ignored=_ignored(settled.ignored))
     partition, leases = answer.leases[0].partition if answer.leases else None, _leases(record, answer.leases)

@@ -119,10 +119,17 @@ class Completion(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     ids: Annotated[list[ItemIdText], UP_TO_JSON] | None = None
     lease_ids: Annotated[list[LeaseIdText], UP_TO_JSON] | None = None
     handler_times: HandlerTimes = ()
+    request_timeout: Duration = "30s"
 
     def done(self, record: QueueRecord) -> Settle:
         """The settle to run. Raises `invalid_request` and `too_many_items`, which name the field within `complete`."""
-        call = CompleteCall(queue_name=record.queue_name, ids=self.ids, lease_ids=self.lease_ids, handler_times=self.handler_times)
+        call = CompleteCall(
+            queue_name=record.queue_name,
+            ids=self.ids,
+            lease_ids=self.lease_ids,
+            handler_times=self.handler_times,
+            request_timeout=self.request_timeout,
+        )
         try:
             return call.done(record)
         except SluicewayError as error:

@@ -257,16 +257,16 @@ class Consumer(Worker):
         done, self._held = dict(self._held), {}
         if done:
             self.ledger.trying(list(done.values()), "done")
-            want["complete"] = {"ids": list(done)}
+            want["complete"] = {"ids": list(done), "request_timeout": f"{self._request_timeout}ms"}
         if self.random.random() < 0.5:
             body, in_doubt = self.until_done("queue.lease", lease_key=f"{self.name}-{self.number}", **want)
         else:
             answer = self.once("queue.lease", **want)
             body, in_doubt = answer.body, answer.outcome == "unknown"
         if done:
-            completed = body["completed"] if body else self.until_done("queue.complete", ids=list(done))[0]
-            # A failed call says nothing of its completion.
-            self._settled(done, completed, in_doubt or not body, "done")
+            completed = body["completed"] if body else None
+            in_doubt = in_doubt or completed is None
+            self._settled(done, completed or self.until_done("queue.complete", ids=list(done))[0], in_doubt, "done")
         names: dict[str, str] = {}
         """Item id → name."""
         for item in body["items"] if body else ():

@@ -255,8 +255,8 @@ class AsyncClient:
         first use and takes no other items. With a `partition`, items come from that partition only; with `after_lease` as well, a lease of
         that partition, raises `stale_ids` if this client has completed a later lease of the partition.
 
-        The same call completes `complete_ids` and `complete_lease_ids`, items and leases that were handled; `completed` has the result, as
-        `complete` returns it. If the call fails, complete them again, which is safe.
+        The same call completes `complete_ids` and `complete_lease_ids`, items and leases that were handled. `completed` has the result, as
+        `complete` returns it. If that is None, or the call fails, complete them again, which is safe.
         """
         call = item_calls.lease(
             queue_name,
