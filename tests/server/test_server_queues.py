@@ -156,9 +156,18 @@ def test_a_dead_item_is_explained_with_its_failed_attempts(server: Running) -> N
     assert [each["reason"] for each in found["failures"]] == ["not yet", "no good", "again"]
 
 
+AT = '"at": "2026-01-01T00:00:00.000Z"'
+
+
 def test_a_header_of_that_name_that_is_not_ours_explains_nothing(server: Running) -> None:
     name = server.queue()
-    for text in ("[", "{}", '[{"attempt": "x"}]'):
+    for text in (
+        "[",
+        "{}",
+        '[{"attempt": "x"}]',
+        '[{"attempt": 1, "at": "2026-01-01T00:00:00"}]',
+        f'[{{"attempt": 1, {AT}, "handler_time": "long"}}]',
+    ):
         made = server.ask("queue.produce", queue_name=name, items=[{"utf8": "x", "headers": {"sluiceway-failures": text}}])
         assert "failures" not in server.ask("queue.explain", queue_name=name, id=made["first_id"])
 

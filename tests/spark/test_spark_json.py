@@ -294,5 +294,5 @@ def test_a_table_of_json_is_filtered_by_its_members(spark: SparkSession, world: 
     assert [tuple(row)[:2] for row in table.where("state = 'open' and _item.state = 'ready'").collect()] == [("open", 1)]
     assert sorted(str(row.id) for row in table.collect()) == ["1", "2", "None"]
     assert table.where("_item.state = 'leased'").count() == 0
-    with pytest.raises(PySparkException, match="with json the columns must be given"):
+    with pytest.raises(PySparkException, match="json requires a schema"):
         read().load()

@@ -184,7 +184,7 @@ def test_a_missing_scope_is_named_before_anything_is_leased(served: Guarded, spa
     rows.write.format("sluiceway").mode("append").options(**common).save()
 
     key_file.write_text(served.key("consume:orders-2"))
-    with pytest.raises(PySparkException, match=r"(?s)may not produce.*produce:orders-2.*to write produce"):
+    with pytest.raises(PySparkException, match=r"(?s)may not produce.*produce:orders-2.*produce for writing"):
         rows.write.format("sluiceway").mode("append").options(**common).save()
     stream = spark.readStream.format("sluiceway").options(consumer="c", **common).load()
     query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()

@@ -82,12 +82,12 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, inc
         return await browse(driver, request)
     if isinstance(request, Peek):
         return await queries.peek(driver, request)
+    if isinstance(request, Explain):
+        return await queries.explain(driver, request)
     return _look(driver, request)
 
 
-def _look(driver: QueueDriver, request: Explain | Count | CountReasons | Close | FindLeases) -> Any:
-    if isinstance(request, Explain):
-        return queries.explain(driver, request)
+def _look(driver: QueueDriver, request: Count | CountReasons | Close | FindLeases) -> Any:
     if isinstance(request, CountReasons):
         return queries.reasons(driver)
     if isinstance(request, FindLeases):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
@@ -9,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from sluiceway.adapters import system
+from sluiceway.contract.item_answers import failures_before_death
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.partition import item_listing, queries
 from sluiceway.core.queue.handler_times import percentile
@@ -22,7 +24,7 @@ from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.leased_items import present, served
 from sluiceway.model.peers import Explain, RemainingItems, ShareReasons
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Explanation, LeaseInfo, Peek
+from sluiceway.model.requests import Explanation, Failure, LeaseInfo, Peek
 
 
 async def peek(driver: QueueDriver, request: Peek) -> list[pa.RecordBatch]:
@@ -80,8 +82,26 @@ def may_send_to(driver: QueueDriver, queue_name: str) -> bool:
     return False
 
 
-def explain(driver: QueueDriver, request: Explain) -> Explanation:
-    """Explain the item's place, and why it is not being served. Raises not_here."""
+async def explain(driver: QueueDriver, request: Explain) -> Explanation:
+    """Explain the item's place, why it is not being served, and its failed attempts. Raises not_here."""
+    found = _explain(driver, request)
+    if found.state in ("ready", "leased", "scheduled"):
+        found.failures = [*await _before_death(driver, request, found.state == "scheduled"), *found.failures]
+    return found
+
+
+async def _before_death(driver: QueueDriver, request: Explain, scheduled: bool) -> list[Failure]:
+    """The failed attempts that the header of an item of a dead queue has."""
+    # Anybody can produce such a header, with a time without a zone or a duration that is none.
+    with contextlib.suppress(SluicewayError, TypeError):
+        for batch, _ in (await list_items(driver, ListItems(request.partition, request.offset, 1, scheduled))).rows:
+            if "headers" in batch.schema.names and batch.column("offset")[0].as_py() == request.offset:
+                found = failures_before_death(dict(batch.column("headers")[0].as_py() or ()))
+                return [Failure.of(each) for each in found]
+    return []
+
+
+def _explain(driver: QueueDriver, request: Explain) -> Explanation:
     try:
         executor = driver.executor(request.partition)
     except SluicewayError as error:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sluiceway.contract.item_answers import FailedAttempt, IgnoredReason, Whereabouts
 from sluiceway.contract.queue_settings import QueueSettings
-from sluiceway.kernel.clock import Millis, format_duration, format_time
+from sluiceway.kernel.clock import Millis, as_millis, format_duration, format_time, parse_duration
 from sluiceway.kernel.limits import GENERATED_KEY, KEY_WINDOW
 
 Offsets = npt.NDArray[np.int64]
@@ -143,6 +143,12 @@ class Failure(NamedTuple):
     trace: str = ""
     host: str = ""
     handler_time: Millis | None = None
+
+    @classmethod
+    def of(cls, shown: FailedAttempt) -> Failure:
+        """From what `shown` gave."""
+        took = None if shown.handler_time is None else parse_duration(shown.handler_time, "handler_time")
+        return cls(shown.attempt, as_millis(shown.at), shown.client_id, shown.reason, shown.trace, shown.host, took)
 
     def shown(self) -> FailedAttempt:
         """As answers show it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -11,12 +10,9 @@ from sluiceway.adapters.system import now
 from sluiceway.contract import item_answers as items
 from sluiceway.core.queue.routing import numbers_of
 from sluiceway.instance.service import Service
-from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.ids import ItemId
-from sluiceway.model.inspection import ListItems
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import RELEASE, Explanation
+from sluiceway.model.requests import RELEASE
 from sluiceway.model.small_batch import in_columns
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
@@ -238,19 +234,7 @@ class ItemCalls:
         if not belongs(item, record):
             return answers.explained(item, answers.FOREIGN)
         may_stay(self._service, request, record, (item.partition,))
-        explanation = await self._service.explain(call.queue_name, item.partition, item.offset)
-        return answers.explained(item, explanation, await self._before_death(call.queue_name, item, explanation))
-
-    async def _before_death(self, queue_name: str, item: ItemId, explanation: Explanation) -> list[items.FailedAttempt]:
-        """The failed attempts of an item of a dead queue, which its header has."""
-        if explanation.state not in ("ready", "leased", "scheduled"):
-            return []
-        wanted = ListItems(item.partition, item.offset, 1, explanation.state == "scheduled")
-        with contextlib.suppress(SluicewayError):
-            for batch, _ in (await self._service.list_items(queue_name, wanted)).rows:
-                if "headers" in batch.schema.names and batch.column("offset")[0].as_py() == item.offset:
-                    return items.failures_before_death(dict(batch.column("headers")[0].as_py() or ()))
-        return []
+        return answers.explained(item, await self._service.explain(call.queue_name, item.partition, item.offset))
 
 
 def _size(batches: Sequence[pa.RecordBatch]) -> int:

@@ -279,8 +279,8 @@ def redriven(answer: Redriven) -> bytes:
     return encode(items.Redriven(matched=answer.matched, redriven=answer.redriven, targets=answer.targets))
 
 
-def explained(item: ItemId, answer: Explanation, before_death: Sequence[items.FailedAttempt] = ()) -> bytes:
-    """The state of an item as JSON. Fields that do not apply to the state are left out. `before_death`: a dead item's failed attempts."""
+def explained(item: ItemId, answer: Explanation) -> bytes:
+    """The state of an item as JSON. Fields that do not apply to the state are left out."""
     return encode(
         items.Explanation(
             id=str(item),
@@ -293,7 +293,7 @@ def explained(item: ItemId, answer: Explanation, before_death: Sequence[items.Fa
             lease_id=None if answer.lease is None else str(LeaseId(item.incarnation, item.partition, answer.lease)),
             client_id=answer.client_id,
             lease_deadline=time_field(answer.lease_deadline),
-            failures=[*before_death, *(each.shown() for each in answer.failures)],
+            failures=[each.shown() for each in answer.failures],
         )
     )
 
