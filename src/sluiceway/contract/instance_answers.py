@@ -7,8 +7,8 @@ from typing import Annotated, Literal, TypedDict
 from sluiceway.contract.fields import Answer, Duration, Time, about, one_of
 
 InstanceState = Literal["alive", "silent", "leaving", "joining"]
-"""As the instance that answers sees it. `silent`: not heard of for so long that it serves nothing any more. `leaving`: it hands over.
-`joining`, of the one that answers: it is no member of the cluster yet, or not any more."""
+"""As the answering instance sees it. `silent`: no heartbeat for so long that it has stopped serving its partitions. `leaving`: it is
+handing them over. `joining`, only of the answering instance: it is not a member yet, or no longer."""
 
 _NUMBER = about("Rises with each round.")
 _TRIGGER = about("Reason of the round, as text.")
@@ -27,7 +27,7 @@ class Instance(Answer, frozen=True, kw_only=True):
         str,
         one_of(InstanceState),
         about(
-            "As the answering instance sees it. `silent`: its heartbeats have been missing for so long that it serves nothing any more. "
+            "As the answering instance sees it. `silent`: no heartbeat for so long that it has stopped serving its partitions. "
             "`leaving`: it is handing over its partitions. `joining`, only of the answering instance: it is not a member yet, or no longer."
         ),
     ] = "alive"

@@ -262,7 +262,7 @@ class FailedAttempt(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def failures_before_death(headers: Mapping[str, str]) -> list[FailedAttempt]:
-    """What a dead item's header says of its failed attempts; nothing, if it is not ours: anybody can produce such a header."""
+    """What a dead item's header says of its failed attempts; none if a client produced a header of that name itself."""
     try:
         return msgspec.json.decode(headers.get(FAILURES_HEADER, "[]"), type=list[FailedAttempt])
     except msgspec.MsgspecError:

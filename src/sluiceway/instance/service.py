@@ -589,7 +589,7 @@ class Service:
     def _settled(self, settling: asyncio.Future[Settled]) -> None:
         self._settling.discard(settling)
         if not settling.cancelled():
-            # Marks an error as seen, of which nobody may ask any more.
+            # asyncio logs an error that nothing has read, and the caller may have its answer already.
             settling.exception()
 
     def _note_handler_times(self, queue_name: str, request: Settle) -> None:

@@ -92,7 +92,7 @@ async def explain(driver: QueueDriver, request: Explain) -> Explanation:
 
 async def _before_death(driver: QueueDriver, request: Explain, scheduled: bool) -> list[Failure]:
     """The failed attempts that the header of an item of a dead queue has."""
-    # Anybody can produce such a header, with a time without a zone or a duration that is none.
+    # A client may have produced the header itself, with a time without a zone or an invalid duration.
     with contextlib.suppress(SluicewayError, TypeError):
         for batch, _ in (await list_items(driver, ListItems(request.partition, request.offset, 1, scheduled))).rows:
             if "headers" in batch.schema.names and batch.column("offset")[0].as_py() == request.offset:
