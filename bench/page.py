@@ -16,7 +16,7 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 """The page between these two lines is made from the figures; the rest is written by hand."""
 
 OURS, PEER = "#1f6f8b", "#b8b8b0"
-_OWN = ("sluiceway", "sluiceway-client", "sluiceway-workers-2", "sluiceway-postgres")
+_OWN = ("sluiceway", "sluiceway-client", "sluiceway-consumer", "sluiceway-workers-2", "sluiceway-postgres")
 BARS = {
     "bench-batches.svg": (
         "Batches of 1,000 items of 100 B, 8 clients: items/s",

@@ -92,6 +92,19 @@ def test_ours_in_each_form(ours: Served, name: str, form: str) -> None:
     assert done.seconds >= SECONDS
 
 
+@pytest.mark.parametrize("kind", ["produce", "cycle"])
+def test_the_producer_and_the_consumer_do_single_items(ours: Served, kind: str) -> None:
+    done = systems.module("sluiceway-consumer").drive("sluiceway-consumer", ours.address, Work.named(f"single-{kind}-c8"), SECONDS)
+    assert done.items > 8
+    assert done.seconds >= SECONDS
+
+
+def test_the_producer_and_the_consumer_take_part_in_single_items_alone(ours: Served) -> None:
+    for case, takes_part in (("single-cycle-c2", True), ("single-latency-c1", False), ("arrow-1x100-c2", False), ("json-2x100-c2", False)):
+        work = Work.named(case)
+        assert (harness.measure([work], {"sluiceway-consumer": ours}, 1, SECONDS, print)[work] != {}) == takes_part, case
+
+
 @pytest.mark.slow
 def test_a_slice_is_a_process_of_its_own(ours: Served) -> None:
     measured = harness.slice_of("sluiceway", ours, cycle(), SECONDS)

@@ -33,6 +33,8 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "in-process": ("arrow",),
 }
 """Batch forms in which a system of ours is measured. Any other system has its own protocol, and does one work for all forms."""
+GATHERING = "sluiceway-consumer"
+"""Does single items only, whatever the form. It has no calls of its own whose latency could be measured."""
 OVERTIME = 60.0
 """Seconds that a slice may take beyond its duration, including its setup."""
 
@@ -143,6 +145,8 @@ def measure(
 
 def _cycles(name: str, group: Sequence[Work]) -> list[list[Work]]:
     """Slices of one system in a round: each of the works that are the same to it."""
+    if name == GATHERING:
+        return [[work] for work in group if work.batch == 1 and work.form == "json" and work.kind != "latency"]
     if name not in FORMS:
         return [list(group)]
     return [[work] for work in group if work.batch == 1 or work.form in FORMS[name]]

@@ -121,9 +121,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
+def warm_up_of(seconds: float) -> float:
+    """Seconds of the warm-up of a slice."""
+    return min(WARM_UP, seconds / 4)
+
+
 async def repeat(clients: Sequence[Client], work: Work, seconds: float) -> Done:
     """Have the clients repeat the work for `seconds`, after a warm-up that does not count."""
-    warm_up = time.perf_counter() + min(WARM_UP, seconds / 4)
+    warm_up = time.perf_counter() + warm_up_of(seconds)
     await asyncio.gather(*(_cycles(each, work, warm_up) for each in clients))
     latencies: dict[str, list[float]] = {"produce": [], "lease": [], "complete": [], "cycle": []}
     with timed():

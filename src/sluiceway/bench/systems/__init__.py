@@ -16,6 +16,7 @@ from sluiceway.bench.work import Done, Served, Work
 MODULES = {
     "sluiceway": "sluiceway.bench.systems.sluiceway",
     "sluiceway-client": "sluiceway.bench.systems.sluiceway",
+    "sluiceway-consumer": "sluiceway.bench.systems.sluiceway",
     "sluiceway-workers-2": "sluiceway.bench.systems.sluiceway",
     "sluiceway-postgres": "bench.systems.postgres_rows",
     "redis-everysec": "bench.systems.redis",

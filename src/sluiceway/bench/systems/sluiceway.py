@@ -2,15 +2,19 @@
 
 `sluiceway` is driven by a hand-written HTTP client (`bench/load.py`) that makes its bodies once, and reads only the number and size of
 leased items. In Arrow and JSON a whole lease is completed by its id, in protobuf (Querator's messages) each item by its own.
-`sluiceway-client` is driven by the Python client for users. `sluiceway-workers-2` is two processes that share the data directory and the
-port, as many as the cores of a peer that uses both; each connection stays with the process that accepted it.
+`sluiceway-client` is driven by the Python client for users, with a call of its own for each step. `sluiceway-consumer` is one producer and
+one consumer of that client: all clients of the work hand over and get single items, and both gather them into calls.
+`sluiceway-workers-2` is two processes that share the data directory and the port, as many as the cores of a peer that uses both; each
+connection stays with the process that accepted it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,15 +26,15 @@ import pyarrow as pa
 from sluiceway import __version__
 from sluiceway.bench.load import ARROW, Connection, arrow_body, head, request
 from sluiceway.bench.servers import SLUICEWAY, server, workers
-from sluiceway.bench.work import Client, Done, Form, Served, Work, repeat, run
-from sluiceway.client import AsyncClient
+from sluiceway.bench.work import Client, Done, Form, Served, Work, repeat, run, timed, warm_up_of
+from sluiceway.client import AsyncClient, AsyncProducer, LeasedItem
 from sluiceway.wire.protobuf import message_class
 
 PARTITIONS = 4
 _ON_DISK = "An item is confirmed when its transaction is synced to the disk (SQLite, synchronous=FULL); so are leases and completions."
 WORKERS = {"sluiceway-workers-2": 2}
 """Number of processes, for systems with more than one."""
-GUARANTEES = dict.fromkeys(("sluiceway", "sluiceway-client", *WORKERS), _ON_DISK)
+GUARANTEES = dict.fromkeys(("sluiceway", "sluiceway-client", "sluiceway-consumer", *WORKERS), _ON_DISK)
 PATIENCE = "5s"
 """Maximum wait of a lease: another client may have taken the items that this one produced."""
 PROTOBUF = "application/protobuf"
@@ -52,7 +56,8 @@ def serve(name: str, folder: Path) -> Iterator[Served]:
 
 
 def drive(name: str, address: str, work: Work, seconds: float) -> Done:
-    return run(_python(address, work, seconds) if name == "sluiceway-client" else lean(address, work, seconds))
+    drivers = {"sluiceway-client": _python, "sluiceway-consumer": _gathered}
+    return run(drivers.get(name, lean)(address, work, seconds))
 
 
 async def lean(url: str, work: Work, seconds: float, queue: str | None = None) -> Done:
@@ -270,3 +275,59 @@ class PythonArrow(Client):
 
     async def complete(self, leased: Any) -> None:
         await self._client.complete(self._queue, lease_ids=leased)
+
+
+async def _gathered(url: str, work: Work, seconds: float) -> Done:
+    """Drive single items on a fresh queue by one producer and one consumer for all clients."""
+    queue = f"bench-{secrets.token_hex(4)}"
+    do = _sent if work.kind == "produce" else _handled
+    async with AsyncClient(url) as client:
+        await client.create_queue(queue, requested_partitions=PARTITIONS)
+        async with client.producer(queue) as producer:
+            await do(client, producer, queue, work, warm_up_of(seconds))
+            with timed():
+                began = time.perf_counter()
+                items = await do(client, producer, queue, work, seconds)
+                done = Done(items, time.perf_counter() - began)
+        await client.delete_queue(queue, force=True)
+        return done
+
+
+async def _sent(_client: AsyncClient, producer: AsyncProducer, _queue: str, work: Work, seconds: float) -> int:
+    """Have each client hand over items, one at a time, each until it is stored. Returns the number of items."""
+    until, payload = time.perf_counter() + seconds, b"x" * work.payload
+
+    async def send() -> int:
+        sent = 0
+        while time.perf_counter() < until:
+            await (await producer.send(payload))
+            sent += 1
+        return sent
+
+    return sum(await asyncio.gather(*(send() for _ in range(work.clients))))
+
+
+async def _handled(client: AsyncClient, producer: AsyncProducer, queue: str, work: Work, seconds: float) -> int:
+    """Run a consumer whose handlers produce the next item before their own is completed, so that there is always one for each client.
+
+    Returns the number of items, all of them completed.
+    """
+    until, payload = time.perf_counter() + seconds, b"x" * work.payload
+    left, done = work.clients, 0
+    consumer = client.consumer(queue)
+
+    async def handle(item: LeasedItem) -> None:
+        nonlocal left, done
+        _check(len(item.payload), work.payload)
+        done += 1
+        if time.perf_counter() < until:
+            await (await producer.send(payload))
+            return
+        left -= 1
+        if not left:
+            consumer.stop()
+
+    for _ in range(work.clients):
+        await (await producer.send(payload))
+    await consumer.run(handle, concurrency=work.clients, signals=False)
+    return done
