@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from simulation import (
+    bugs_bucket,
     bugs_cluster,
     bugs_group,
     bugs_life,
@@ -17,6 +18,7 @@ from simulation import (
     bugs_rebalance,
     bugs_tasks,
 )
+from simulation.bucket_world import run_bucket
 from simulation.cluster import run_cluster
 from simulation.cluster_group import run_members
 from simulation.cluster_rebalances import run_rebalances
@@ -31,6 +33,7 @@ GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limit
 MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
 CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
 REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)
+BUCKET_BANK: tuple[Bug, ...] = tuple(bugs_bucket.BUGS)
 TASK_BANK: tuple[Bug, ...] = (*bugs_tasks.ABLATIONS, *bugs_tasks.BUGS)
 SEEDS_PER_BUG = 200
 
@@ -41,6 +44,7 @@ _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
     (CLUSTER_BANK, run_cluster),
     (REBALANCE_BANK, run_rebalances),
     (TASK_BANK, run_tasks),
+    (BUCKET_BANK, run_bucket),
 )
 
 

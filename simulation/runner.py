@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from simulation.bank import BANK, CLUSTER_BANK, GROUP_BANK, MEMBER_BANK, REBALANCE_BANK, SEEDS_PER_BUG, TASK_BANK, Found, hunt
+from simulation.bank import BANK, BUCKET_BANK, CLUSTER_BANK, GROUP_BANK, MEMBER_BANK, REBALANCE_BANK, SEEDS_PER_BUG, TASK_BANK, Found, hunt
+from simulation.bucket_world import BucketWorld
 from simulation.cluster import ClusterWorld
 from simulation.cluster_group import MemberWorld
 from simulation.cluster_rebalances import RebalanceWorld
@@ -73,10 +74,16 @@ def _tasks(seed: int, log: EventLog | None) -> Life:
     return world.live, lambda: world.happened
 
 
+def _buckets(seed: int, log: EventLog | None) -> Life:
+    world = BucketWorld(seed, log)
+    return world.live, lambda: world.loop.steps
+
+
 QUEUES = Storey("queues", "", _queues, BANK)
 OTHERS = (
     Storey("groups", "--group", _groups, GROUP_BANK),
     Storey("tasks", "--tasks", _tasks, TASK_BANK),
+    Storey("buckets", "--bucket", _buckets, BUCKET_BANK),
     Storey("members", "--members", _members, MEMBER_BANK, 4),
     Storey("cluster", "--cluster", _cluster, CLUSTER_BANK, 10),
     Storey("rebalances", "--rebalance", _rebalances, REBALANCE_BANK, 10),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -68,6 +69,22 @@ class MotoServer:
 
         return boto3.session.Session(aws_access_key_id="tests", aws_secret_access_key="tests").client(
             "kinesis", region_name=REGION, endpoint_url=self.endpoint
+        )
+
+    def bucket(self, name: str = "tests", prefix: str = "") -> Any:
+        """One of obstore's stores, for a bucket that is created if need be."""
+        import obstore.store
+
+        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")).close()
+        return obstore.store.S3Store(
+            name,
+            prefix=prefix or None,
+            access_key_id="tests",
+            secret_access_key="tests",
+            region=REGION,
+            endpoint=self.endpoint,
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
         )
 
     def pause(self) -> None:

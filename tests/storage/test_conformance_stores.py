@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import obstore.store
 import pytest
 
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.adapters.storage.bucket import BucketPartitionStore
+from sluiceway.adapters.storage.bucket_objects import BucketObjects
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.core.bucket import partition_log
 from sluiceway.ports.meta_store import MetaStore
 from sluiceway.ports.partition_store import PartitionStore
 from sluiceway.testing.drive import OpenStore
 from sluiceway.testing.meta_store_suite import MetaStoreSuite
 from sluiceway.testing.partition_store_suite import PartitionStoreSuite
+from tests.servers.moto_server import MotoServer
 
 
 class TestMemoryPartitionStore(PartitionStoreSuite):
@@ -44,6 +49,36 @@ class TestSqlitePartitionStoreWithFewHandles(PartitionStoreSuite):
     def open_store(self, tmp_path: Path) -> OpenStore[PartitionStore]:
         async def open_store() -> PartitionStore:
             return SqlitePartitionStore(tmp_path / "partitions", max_open=1, threads=3)
+
+        return open_store
+
+
+class TestBucketPartitionStore(PartitionStoreSuite):
+    @pytest.fixture
+    def open_store(self) -> OpenStore[PartitionStore]:
+        bucket = obstore.store.MemoryStore()
+
+        async def open_store() -> PartitionStore:
+            return BucketPartitionStore(BucketObjects(bucket), 10_000)
+
+        return open_store
+
+
+class TestBucketPartitionStoreWithCheckpointsAllTheTime(TestBucketPartitionStore):
+    @pytest.fixture(autouse=True)
+    def checkpoints(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(partition_log, "CHECKPOINT_ENTRIES", 1)
+
+
+class TestBucketPartitionStoreInS3(PartitionStoreSuite):
+    """In moto's server."""
+
+    @pytest.fixture
+    def open_store(self, s3: MotoServer, request: pytest.FixtureRequest) -> OpenStore[PartitionStore]:
+        bucket = s3.bucket(prefix=request.node.name)
+
+        async def open_store() -> PartitionStore:
+            return BucketPartitionStore(BucketObjects(bucket), 10_000)
 
         return open_store
 

@@ -1,0 +1,123 @@
+"""Objects of a bucket, through obstore: S3 and servers that speak its language, Google Cloud Storage, Azure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+
+from sluiceway.ports.object_store import Object, UnknownWriteError
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+NOT_DONE = (
+    FileNotFoundError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+"""Errors of a write that surely did not happen. All others may come after it has: a time-out, a broken connection, a server's error."""
+
+
+class BucketObjects:
+    """ObjectStore over one of obstore's stores, which must not repeat requests by itself: a repetition below would hide a lost answer."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    async def get(self, name: str) -> Object | None:
+        try:
+            with _reading():
+                found = await obstore.get_async(self._store, name)
+                tag = found.meta["e_tag"]
+                return Object(bytes(await found.bytes_async()), tag or "")
+        except FileNotFoundError:
+            return None
+
+    async def get_range(self, name: str, start: int, length: int) -> bytes | None:
+        try:
+            with _reading():
+                return bytes(await obstore.get_range_async(self._store, name, start=start, length=length))
+        except FileNotFoundError:
+            return None
+
+    async def create(self, name: str, data: bytes) -> bool:
+        try:
+            with _writing():
+                await obstore.put_async(self._store, name, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    async def replace(self, name: str, data: bytes, tag: str) -> str | None:
+        try:
+            with _writing():
+                put = await obstore.put_async(self._store, name, data, mode={"e_tag": tag}, use_multipart=False)
+        except (PreconditionError, FileNotFoundError):
+            return None
+        return put["e_tag"] or ""
+
+    async def list(self, prefix: str, after: str) -> Sequence[str]:
+        with _reading():
+            found: list[str] = []
+            async for piece in obstore.list(self._store, prefix, offset=after, chunk_size=1_000):
+                found += [each["path"] for each in piece]
+        # Some servers, such as S3 Express, neither sort nor know where to begin.
+        return sorted(name for name in found if name > after)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        try:
+            with _reading():
+                await obstore.delete_async(self._store, list(names))
+        except FileNotFoundError:
+            # Not all stores ignore missing ones.
+            for name in names:
+                try:
+                    with _reading():
+                        await obstore.delete_async(self._store, name)
+                except FileNotFoundError:
+                    continue
+
+    async def close(self) -> None:
+        """No-op: its connections are closed with it."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Every error but a missing object means that the store is not available."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (BaseError, OSError, ValueError) as error:
+        raise StoreUnavailableError(_words(error)) from error
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+        raise
+    except NOT_DONE as error:
+        raise StoreUnavailableError(_words(error)) from error
+    except (BaseError, OSError) as error:
+        raise UnknownWriteError(_words(error)) from error
+
+
+def _words(error: Exception) -> str:
+    """The error in one line, without the source's own debugging form."""
+    return " ".join(str(error).partition("\n\nDebug source")[0].split())[:300]

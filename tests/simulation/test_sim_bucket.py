@@ -1,0 +1,50 @@
+"""Random histories of a partition in a bucket: promises are kept, planted bugs are found, and a seed is a history for good."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from simulation.bank import BUCKET_BANK, SEEDS_PER_BUG, hunt
+from simulation.bucket_world import BucketWorld
+from simulation.planting import Bug
+from simulation.world import EventLog
+
+SEEDS = 40
+
+
+def test_promises_are_kept_whatever_befalls_the_owners() -> None:
+    logs: list[str] = []
+    opened = acknowledged = 0
+    for seed in range(SEEDS):
+        log = EventLog()
+        world = BucketWorld(seed, log)
+        world.live()
+        logs += log.lines
+        opened += world.opened
+        acknowledged += len(world.acknowledged)
+    # A world in which nothing happens would prove nothing.
+    text = "\n".join(logs)
+    for what in ("is killed", "stands still", " unknown", " refused", "is not opened"):
+        assert text.count(what) > SEEDS // 4, what
+    assert opened > 5 * SEEDS
+    assert acknowledged > 40 * SEEDS
+
+
+@pytest.mark.parametrize("bug", BUCKET_BANK, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    found = hunt(bug, range(SEEDS_PER_BUG))
+    assert found is not None, bug.what
+    assert not found.is_crash_of_plant, found.how
+
+
+def test_a_seed_is_the_same_history_in_every_process() -> None:
+    def replay(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "simulation", "--bucket", "--seed", "7"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert replay("1") == replay("2") != ""
