@@ -32,13 +32,15 @@ AIMS = (
     ),
     ("json-1000x100-c8", "redis-everysec", 1.2),
     ("arrow-10000x100-c8", "in-process", 0.5),
-    *(
-        (f"single-{kind}-c64", *aim)
-        for kind, least in (("produce", 0.5), ("cycle", 0.4))
-        for aim in (("redis-always", least), ("postgres", 1), ("rabbitmq-quorum", 1))
-    ),
+    *(("single-produce-c64", *aim) for aim in (("postgres", 1.5), ("redis-always", 1), ("nats", 0.75))),
+    *(("single-cycle-c64", *aim) for aim in (("rabbitmq-quorum", 1), ("postgres", 2), ("redis-always", 1.3), ("nats", 0.9))),
+    *((f"arrow-{work}", *aim) for work in ("100x100-c1", "1x100-c8") for aim in (("postgres", 1.2), ("redis-everysec", 1))),
 )
 """Lower bounds of ours as a multiple of a peer, by case."""
+CONSUMER_AIMS = tuple(
+    (f"single-{kind}-c64", peer, 1) for kind in ("produce", "cycle") for peer in ("redis-always", "nats", "rabbitmq-quorum", "postgres")
+)
+"""Lower bounds of `sluiceway-consumer`, in the same way."""
 POSTGRES_AIM = 3
 """Lower bound of our PostgreSQL store against rows on the same server, in the first of these cases."""
 LATENCY_AIM = 5
@@ -87,8 +89,14 @@ def _systems(told: dict[str, dict[str, str]]) -> str:
 
 
 def _aims(document: dict[str, Any]) -> str:
-    case, ratios = AIMS[0][0], document["ratios"]
+    ratios = document["ratios"]
     rows = [(case, f"ours against {peer}", f"≥ {least:g}", ratios.get(case, {}).get(peer), least, 1) for case, peer, least in AIMS]
+    of_consumer = document.get("ratios_of_consumer", {})
+    rows += [
+        (case, f"our producer and consumer against {peer}", f"≥ {least:g}", of_consumer.get(case, {}).get(peer), least, 1)
+        for case, peer, least in CONSUMER_AIMS
+    ]
+    case = AIMS[0][0]
     on_postgres = document["ratios_on_postgres"].get(case, {}).get("postgres")
     rows.append((case, "our PostgreSQL store against postgres", f"≥ {POSTGRES_AIM}", on_postgres, POSTGRES_AIM, 1))
     delay = ratios.get(LATENCY, {}).get("redis-always")

@@ -65,6 +65,7 @@ def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: i
         "cases": {},
         "ratios": {},
         "ratios_on_postgres": {},
+        "ratios_of_consumer": {},
         "measured": {},
         "systems": {},
     }
@@ -79,6 +80,7 @@ def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: i
                 document["cases"][work.name] = harness.case_of(slices)
                 document["ratios"][work.name] = harness.ratios_of(slices)
                 document["ratios_on_postgres"][work.name] = harness.ratios_of(slices, harness.ON_POSTGRES)
+                document["ratios_of_consumer"][work.name] = harness.ratios_of(slices, harness.GATHERING)
                 document["measured"][work.name] = {
                     "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                     "rounds": rounds,
@@ -90,7 +92,10 @@ def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: i
 
 def _merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Merge the new document with the earlier cases that were not measured again."""
-    kept = {name: before.get(name, {}) | now[name] for name in ("cases", "ratios", "ratios_on_postgres", "measured", "systems")}
+    kept = {
+        name: before.get(name, {}) | now[name]
+        for name in ("cases", "ratios", "ratios_on_postgres", "ratios_of_consumer", "measured", "systems")
+    }
     return now | kept
 
 
