@@ -22,6 +22,7 @@ from sluiceway.ports.partition_store import (
     DamagedError,
     Fence,
     FencedError,
+    Least,
     PartitionRef,
     RecordKind,
     Snapshot,
@@ -69,6 +70,8 @@ class BucketWorld:
         self.refused: set[str] = set()
         self.blobs: dict[str, bytes] = {}
         """Content of each blob that a cycle wrote, by its label."""
+        self.least: Least | None = None
+        """The acknowledged state of the last opening: no storage may be older."""
         self.opened = self.cycles = self.kills = 0
 
     def live(self) -> None:
@@ -159,14 +162,13 @@ class BucketWorld:
             await asyncio.sleep(self.random.choice([0, 0, 0.1, 2, 10]))
             acknowledged = dict(self.acknowledged)
             try:
-                snapshot: Snapshot | None = await store.open(REF, fence)
+                snapshot = await store.open(REF, fence, self.least)
             except (FencedError, StoreUnavailableError) as error:
                 self.note(name, fence, "is not opened:", error)
                 continue
             except DamagedError as error:
                 check(False, f"{name} finds damage: {error}")
                 return
-            assert snapshot is not None
             self._opened(name, fence, snapshot, acknowledged)
             for _ in range(self.random.choice([1, 5, 20, 100])):
                 outcome = await self._cycle(name, store, fence, snapshot)
@@ -238,6 +240,8 @@ class BucketWorld:
 
     def _opened(self, name: str, fence: Fence, snapshot: Snapshot, acknowledged: dict[int, str] | None = None) -> None:
         self.opened += 1
+        if self.least is None or fence > self.least.fence:
+            self.least = Least(fence, snapshot.txn)
         self.note(name, fence, "opens at", snapshot.txn)
         cycles = {int(key): label.decode() for (kind, key), label in snapshot.records.items() if kind is RecordKind.KEY}
         check(sorted(cycles) == list(range(1, snapshot.txn + 1)), f"{name} opens a state with gaps")

@@ -79,10 +79,14 @@ def collects_before_the_head_names_the_checkpoint(original: Any) -> Any:
     return checkpoint
 
 
-@bug(BucketPartitionStore, "__init__")
+@bug(BucketPartitionStore, "_write")
 def takes_anothers_entry_for_its_own(original: Any) -> Any:
-    """All entries have the same nonce, so an entry that is there already seems to be one's own, whose answer was lost."""
-    return lambda self, objects, patience, nonce: original(self, objects, patience, lambda: bytes(8))
+    """An entry that is there already is taken for one's own, whose answer was lost."""
+
+    async def write(self: Any, ref: Any, life: str, entry: Any, data: bytes) -> None:
+        await original(self, ref, life, entry, data)
+
+    return write
 
 
 @bug(BucketPartitionStore, "_write")

@@ -177,7 +177,7 @@ def test_a_file_that_says_nothing_means_the_defaults(tmp_path: Path, text: str) 
         ("[limits]\nrequests_per_second = -1", "limits.requests_per_second: expected an integer, at least 0"),
         ("[limits]\nrequests_per_second = '3'", "limits.requests_per_second: expected an integer, not a string"),
         ("[trace]\nendpoint = 'collector:4318'", "trace.endpoint: expected a URL"),
-        ("[backends.d]", "backends.d.kind: expected one of sqlite, postgres, memory"),
+        ("[backends.d]", "backends.d.kind: expected one of sqlite, postgres, s3, gcs, azure, memory"),
         ('[backends.d]\nkind = "oracle"', "backends.d.kind"),
         ("[backends.d]\nkind = []", "backends.d.kind"),
         ('[backends.d]\nkind = "sqlite"\npaht = "x"', "backends.d: unknown key `paht` (sluiceway.toml:3)"),

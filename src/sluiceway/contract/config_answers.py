@@ -17,7 +17,7 @@ class BackendInfo(TypedDict, total=False):
     """A storage backend. One that is not configured, and holds partitions all the same, has a `null` for each of its settings."""
 
     backend: Annotated[str, about("Its name.")]
-    kind: Annotated[str | None, about("`sqlite`, `postgres` or `memory`; null: not configured.")]
+    kind: Annotated[str | None, about("`sqlite`, `postgres`, `s3`, `gcs`, `azure` or `memory`; null: not configured.")]
     partition_affinity: Annotated[float | None, about("Weight in the placement of partitions; null: not configured.")]
     write_timeout: Annotated[
         Duration | None, about("Maximum duration of a commit; a longer one has an unknown outcome. Null: not configured.")

@@ -25,7 +25,7 @@ from sluiceway.kernel.names import check_queue_name
 from sluiceway.kernel.plain_errors import plain_error
 from sluiceway.kernel.secrets import read_secret
 from sluiceway.model.access import check_admin_key
-from sluiceway.model.backends import KINDS, BackendSettings, MemoryBackend, PostgresBackend, kind_of
+from sluiceway.model.backends import KINDS, BackendSettings, BucketBackend, MemoryBackend, PostgresBackend, kind_of
 from sluiceway.model.configuration import SECTIONS, SQLITE_META, ClusterSettings, Configuration
 from sluiceway.model.settings import MASK, Key, Settings, keys
 
@@ -105,6 +105,8 @@ def check(loaded: Loaded) -> list[str]:
     for name, backend in loaded.configuration.backends.items():
         if isinstance(backend, PostgresBackend) and find_spec("psycopg") is None:
             problems.append(f"backends.{name}: PostgreSQL needs psycopg; install it with: pip install 'sluiceway[postgres]'")
+        if isinstance(backend, BucketBackend) and find_spec("obstore") is None:
+            problems.append(f"backends.{name}: a bucket needs obstore; install it with: pip install 'sluiceway[s3]'")
     if loaded.configuration.cluster.meta.startswith("postgres") and find_spec("psycopg") is None:
         problems.append("cluster.meta: PostgreSQL needs psycopg; install it with: pip install 'sluiceway[postgres]'")
     if loaded.configuration.trace.endpoint and find_spec("opentelemetry") is None:
@@ -259,8 +261,9 @@ def _table(table: type[Settings], name: Name, given: Mapping[Name, _Given], envi
             raise invalid(where, f"unknown key `{full[-1][:_SHOWN]}` ({each.origin}); known: {', '.join(known)}")
         values[full[-1]] = _value(known[full[-1]], f"{where}.{full[-1]}", each, environment)
     for each_key in known.values():
-        if each_key.name not in values and table is PostgresBackend and each_key.name == "url":
-            raise invalid(f"{where}.url", "required: a URL or connection string, or env:NAME or file:PATH that holds it")
+        if each_key.required and each_key.name not in values:
+            what = "a URL or connection string, or env:NAME or file:PATH that holds it" if each_key.name == "url" else each_key.meaning
+            raise invalid(f"{where}.{each_key.name}", f"required: {what}")
     return table(**values)
 
 
@@ -335,7 +338,7 @@ def _check_cluster(configuration: Configuration) -> None:
         raise invalid("cluster.advertise", f"required: {why}")
     if configuration.is_clustered and any(isinstance(each, MemoryBackend) for each in configuration.backends.values()):
         field = "cluster.meta" if cluster.meta else "server.workers"
-        raise invalid(field, "a memory backend belongs to one process; use sqlite or postgres, or a single server without a cluster")
+        raise invalid(field, "a memory backend belongs to one process; use another kind, or a single server without a cluster")
 
 
 def _check_times(times: Mapping[str, Millis]) -> None:

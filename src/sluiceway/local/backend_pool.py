@@ -18,7 +18,7 @@ from sluiceway.local.disk_room import BACKEND, DiskRoom
 from sluiceway.local.partition_openings import Openings, adopt
 from sluiceway.local.storage_identity import identify, record_of
 from sluiceway.local.stores import directory_of
-from sluiceway.model.backends import BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend, kind_of
+from sluiceway.model.backends import BackendSettings, BucketBackend, MemoryBackend, PostgresBackend, SqliteBackend, kind_of
 from sluiceway.model.queue import PartitionRecord
 from sluiceway.ports.meta_store import ConflictError, MetaStore
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore
@@ -169,8 +169,8 @@ class BackendPool:
             for name, wanted in settings.items():
                 if name not in self._settings:
                     await self._prepare_new(name, wanted, replacement, meta)
-                elif isinstance(wanted, PostgresBackend) and wanted.write_timeout != self._settings[name].write_timeout:
-                    # Its sessions have the old time-outs, so it gets new ones. Two stores may use one schema at once.
+                elif isinstance(wanted, PostgresBackend | BucketBackend) and wanted.write_timeout != self._settings[name].write_timeout:
+                    # Its store has the old time-outs, so it gets a new one. Two may use one schema, or one bucket, at once.
                     replacement.opened[name] = self._open_store(name, wanted, self._data)
         except BaseException:
             await replacement.discard()

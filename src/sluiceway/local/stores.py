@@ -8,7 +8,16 @@ from pathlib import Path
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.kernel.errors import invalid
-from sluiceway.model.backends import BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend
+from sluiceway.model.backends import (
+    AzureBackend,
+    BackendSettings,
+    BucketBackend,
+    GcsBackend,
+    MemoryBackend,
+    PostgresBackend,
+    S3Backend,
+    SqliteBackend,
+)
 from sluiceway.ports.partition_store import PartitionStore
 
 MAX_OPEN, MIN_OPEN = 256, 8
@@ -22,6 +31,8 @@ def open_store(name: str, settings: BackendSettings, data: Path, *, shared: bool
     what the store's constructor does."""
     if isinstance(settings, PostgresBackend):
         return _open_postgres(name, settings)
+    if isinstance(settings, BucketBackend):
+        return _open_bucket(name, settings)
     if isinstance(settings, SqliteBackend):
         return SqlitePartitionStore(directory_of(name, settings, data), shared=shared, max_open=most_open(shared))
     if isinstance(settings, MemoryBackend):
@@ -56,3 +67,30 @@ def _open_postgres(name: str, settings: PostgresBackend) -> PartitionStore:
     except Exception:
         # The driver's message may quote the URL.
         raise invalid(f"backends.{name}.url", "neither a PostgreSQL URL nor a connection string") from None
+
+
+def _open_bucket(name: str, settings: BucketBackend) -> PartitionStore:
+    try:
+        from sluiceway.adapters.storage import bucket_objects
+        from sluiceway.adapters.storage.bucket import BucketPartitionStore
+    except ImportError:
+        raise invalid(f"backends.{name}", "a bucket needs obstore; install it with: pip install 'sluiceway[s3]'") from None
+    try:
+        if isinstance(settings, S3Backend):
+            objects = bucket_objects.in_s3(
+                settings.bucket,
+                settings.prefix,
+                region=settings.region,
+                endpoint=settings.endpoint,
+                access_key_id=settings.access_key_id,
+                secret_access_key=settings.secret_access_key,
+            )
+        elif isinstance(settings, GcsBackend):
+            objects = bucket_objects.in_gcs(settings.bucket, settings.prefix, service_account=settings.service_account)
+        elif isinstance(settings, AzureBackend):
+            objects = bucket_objects.in_azure(settings.bucket, settings.prefix, account=settings.account, access_key=settings.access_key)
+        else:
+            raise TypeError(f"there is no bucket for {type(settings).__name__}: add it here")
+    except ValueError as error:
+        raise invalid(f"backends.{name}", f"it cannot be used: {error}") from None
+    return BucketPartitionStore(objects, settings.write_timeout)

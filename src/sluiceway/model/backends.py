@@ -37,20 +37,50 @@ class PostgresBackend(BackendSettings, frozen=True, kw_only=True, tag="postgres"
     ] = "sluiceway"
 
 
+class BucketBackend(BackendSettings, frozen=True, kw_only=True):
+    """A bucket of an object store, or a part of one."""
+
+    bucket: Annotated[str, Meta(min_length=1), key("name of the bucket, which must exist", restart=True)]
+    prefix: Annotated[
+        str, Meta(pattern="^[A-Za-z0-9_./-]*$"), key("folder in the bucket; give each server or cluster its own", restart=True)
+    ] = "sluiceway"
+
+
+class S3Backend(BucketBackend, frozen=True, kw_only=True, tag="s3"):
+    """A bucket of Amazon S3, or of a server with its interface. Keys that are not set come from the environment, as for AWS's tools."""
+
+    region: Annotated[str, key("AWS region; empty: from the environment", restart=True)] = ""
+    endpoint: Annotated[str, key("URL of another server with the interface of S3; empty: AWS", restart=True)] = ""
+    access_key_id: Annotated[str, key("access key; empty: from the environment or the machine's role", restart=True)] = ""
+    secret_access_key: Annotated[str, key("secret of the access key", "credential", restart=True)] = ""
+
+
+class GcsBackend(BucketBackend, frozen=True, kw_only=True, tag="gcs"):
+    """A bucket of Google Cloud Storage."""
+
+    service_account: Annotated[
+        str, key("file with a service account's key; empty: from the environment or the machine", "path", restart=True)
+    ] = ""
+
+
+class AzureBackend(BucketBackend, frozen=True, kw_only=True, tag="azure"):
+    """A container of Azure Blob Storage."""
+
+    account: Annotated[str, Meta(min_length=1), key("name of the storage account", restart=True)]
+    access_key: Annotated[str, key("access key; empty: from the environment or the machine's identity", "credential", restart=True)] = ""
+
+
 class MemoryBackend(BackendSettings, frozen=True, tag="memory"):
     """Memory of the process: nothing is durable."""
 
 
-KINDS: dict[str, type[SqliteBackend] | type[PostgresBackend] | type[MemoryBackend]] = {
-    "sqlite": SqliteBackend,
-    "postgres": PostgresBackend,
-    "memory": MemoryBackend,
-}
+_ALL: tuple[type[BackendSettings], ...] = (SqliteBackend, PostgresBackend, S3Backend, GcsBackend, AzureBackend, MemoryBackend)
+KINDS: dict[str, type[BackendSettings]] = {str(table.__struct_config__.tag): table for table in _ALL}
 
 DEFAULT_BACKENDS: dict[str, BackendSettings] = {"default": SqliteBackend()}
 """Backends of a server without configuration."""
 
 
 def kind_of(settings: BackendSettings) -> str:
-    """Return the backend's kind: `sqlite`, `postgres` or `memory`."""
-    return next(kind for kind, table in KINDS.items() if isinstance(settings, table))
+    """Return the backend's kind, a key of KINDS."""
+    return next(kind for kind, table in KINDS.items() if type(settings) is table)

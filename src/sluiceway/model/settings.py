@@ -27,6 +27,8 @@ class Key(NamedTuple):
     default: Any
     """None also for a required key."""
     type: Any
+    required: bool = False
+    meaning: str = ""
 
     @property
     def hidden(self) -> bool:
@@ -53,8 +55,10 @@ def keys(table: type[Settings]) -> list[Key]:
     found = []
     for each in msgspec.structs.fields(table):
         about: dict[str, Any] = {}
+        meaning = ""
         for meta in getattr(each.type, "__metadata__", ()):
             about |= meta.extra or {}
+            meaning = meta.description or meaning
         default = None if each.default is msgspec.NODEFAULT else each.default
-        found.append(Key(each.name, about.get("form", "plain"), about.get("restart", False), default, each.type))
+        found.append(Key(each.name, about.get("form", "plain"), about.get("restart", False), default, each.type, each.required, meaning))
     return found

@@ -48,6 +48,9 @@ PAUSES = (0.05, 2.0)
 GAP = 64 << 10
 """Bytes between two blobs of an entry up to which they are read together."""
 
+PROBES = "probe/"
+"""Folder of objects that are created and deleted at the start, to see whether the bucket is fit."""
+_UNFIT = "partitions would be lost there"
 STORAGE = "storage"
 """Name of the object that holds the storage's identity."""
 
@@ -80,7 +83,7 @@ class _Open:
 
 
 class _ChangedError(Exception):
-    """The log was read by a head that is no longer the current one."""
+    """What was read does not fit together: either the head is no longer the current one, or the log is damaged."""
 
 
 class BucketPartitionStore:
@@ -92,11 +95,14 @@ class BucketPartitionStore:
         self._nonce = nonce
         self._open_ones: dict[PartitionRef, _Open] = {}
         self._calls: set[asyncio.Task[Any]] = set()
+        self._proving = asyncio.Lock()
+        self._is_proven = False
 
     def at_once(self, ref: PartitionRef) -> bool:
         return False
 
     async def identify(self, new: str | None) -> str | None:
+        await self._prove()
         found = await self._objects.get(STORAGE)
         if found is None and new is not None:
             with contextlib.suppress(UnknownWriteError):
@@ -106,7 +112,32 @@ class BucketPartitionStore:
                 raise StoreUnavailableError("the storage's name could not be written")
         return None if found is None else found.data.decode()
 
+    async def _prove(self) -> None:
+        """Raise StoreUnavailableError unless the bucket honours the conditions of writes. Some emulators and gateways ignore them."""
+        async with self._proving:
+            if self._is_proven:
+                return
+            name, objects = f"{PROBES}{self._nonce().hex()}", self._objects
+            try:
+                if not await objects.create(name, b"first"):
+                    raise StoreUnavailableError("an object of a random name is there already")
+                if await objects.create(name, b"second"):
+                    raise StoreUnavailableError(f"it replaces an existing object on `If-None-Match: *`: {_UNFIT}")
+                found = await objects.get(name)
+                if found is None or found.data != b"first":
+                    raise StoreUnavailableError("an object that was created cannot be read")
+                tag = await objects.replace(name, b"third", found.tag)
+                if tag is None:
+                    raise StoreUnavailableError(f"it does not replace an unchanged object on `If-Match`: {_UNFIT}")
+                if await objects.replace(name, b"fourth", found.tag) is not None:
+                    raise StoreUnavailableError(f"it replaces a changed object on `If-Match`: {_UNFIT}")
+                await objects.delete([name])
+            except UnknownWriteError as error:
+                raise StoreUnavailableError(str(error)) from error
+            self._is_proven = True
+
     async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
+        await self._prove()
         try:
             return await self._carry_out(self._open(ref, fence, least))
         except UnknownWriteError as error:
@@ -150,7 +181,7 @@ class BucketPartitionStore:
         return None if found is None else (_read_head(ref, found), found.tag)
 
     async def _walk(self, ref: PartitionRef, head: _Head, tag: str) -> _Open:
-        """Read the log up to its end. Raises _ChangedError if something is missing that a later checkpoint may have made superfluous."""
+        """Read the log up to its end. Raises _ChangedError."""
         partition = PartitionLog()
         folder = _log_of(ref, head.life)
         if head.checkpoint is not None:
@@ -159,7 +190,7 @@ class BucketPartitionStore:
                 self._objects.get(_checkpoint_of(ref, head.life, name)), self._objects.list(folder, folder + _number(upto))
             )
             if found is None:
-                raise _ChangedError
+                raise _ChangedError(f"checkpoint {name} is missing")
             with _damage(ref):
                 partition = PartitionLog.of(found.data)
         else:
@@ -168,55 +199,63 @@ class BucketPartitionStore:
         numbers = [_seq_of(name) for name in listed]
         for at in range(0, len(numbers), AT_ONCE):
             for entry in await asyncio.gather(*(self._entry(ref, head.life, seq) for seq in numbers[at : at + AT_ONCE])):
-                if entry is None or entry.meta.seq != partition.seq + 1:
-                    raise _ChangedError
-                with _damage(ref):
-                    partition.follow(entry)
+                if entry is None:
+                    raise _ChangedError("entries of its log are missing")
+                _follow(partition, entry)
         return opened
 
     async def _entry(self, ref: PartitionRef, life: str, seq: int) -> Entry | None:
-        """The entry without its blobs; None: there is none of that number."""
+        """The entry without its blobs; None: there is none of that number. What does not fit is read twice: the answer may be at fault."""
+        try:
+            return await self._entry_as_read(ref, life, seq)
+        except ValueError:
+            with _damage(ref):
+                return await self._entry_as_read(ref, life, seq)
+
+    async def _entry_as_read(self, ref: PartitionRef, life: str, seq: int) -> Entry | None:
         name = _entry_of(ref, life, seq)
         data = await self._objects.get_range(name, 0, FIRST_BYTES)
         if data is None:
             return None
-        with _damage(ref):
-            size = meta_bytes(data)
-            if size > len(data):
-                rest = await self._objects.get_range(name, len(data), size - len(data))
-                data += rest or b""
-            entry = decode(data)
-            if entry.meta.seq != seq:
-                raise ValueError(f"entry {seq} calls itself {entry.meta.seq}")
+        size = meta_bytes(data)
+        if size > len(data):
+            data += await self._objects.get_range(name, len(data), size - len(data)) or b""
+        entry = decode(data)
+        if entry.meta.seq != seq:
+            raise ValueError(f"entry {seq} calls itself {entry.meta.seq}")
         return entry
 
     async def _look(self, ref: PartitionRef) -> _Open | None:
         """Read the partition as it is now; None: there is none."""
-        for last in range(WALKS):
+        for times in range(WALKS):
             found = await self._head(ref)
             if found is None or not found[0].life:
                 return None
-            with contextlib.suppress(_ChangedError):
+            why = None
+            try:
                 opened = await self._walk(ref, *found)
-                if await self._is_current(ref, found[1]):
+            except _ChangedError as error:
+                why = str(error)
+            if await self._is_current(ref, found[1]):
+                if why is None:
                     return opened
-            await self._rest(ref, found[1], last)
-        raise StoreUnavailableError(f"partition {_name(ref)}: its log changes faster than it can be read")
+                await self._doubt(ref, why, times)
+        raise _changes_too_fast(ref)
 
     async def _is_current(self, ref: PartitionRef, tag: str) -> bool:
         now = await self._head(ref)
         return now is not None and now[1] == tag
 
-    async def _rest(self, ref: PartitionRef, tag: str, times: int) -> None:
-        """Decide whether to read the log again. Raises DamagedError if nobody has changed it: what is missing is lost."""
-        if times >= 2 and await self._is_current(ref, tag):
-            raise DamagedError(f"partition {_name(ref)}: entries of its log are missing")
-        await asyncio.sleep(min(PAUSES[0] * 2**times, PAUSES[1]) if times else 0)
+    async def _doubt(self, ref: PartitionRef, why: str, times: int) -> None:
+        """Wait before the log is read again, which does not fit together though its head is unchanged. Raises DamagedError if it never did:
+        a head may come late, but not twice."""
+        if times >= 2:
+            raise DamagedError(f"partition {_name(ref)}: {why}")
+        await asyncio.sleep(PAUSES[0])
 
     # ---- opening ----------------------------------------------------------------------------------------------
 
     async def _open(self, ref: PartitionRef, fence: Fence, least: Least | None) -> Snapshot:
-        self._open_ones.pop(ref, None)
         ours = self._nonce()
         for times in range(WALKS):
             found = await self._head(ref)
@@ -224,15 +263,23 @@ class BucketPartitionStore:
                 LostError.check(_name(ref), None, least)
                 await self._create(ref, None if found is None else found[1])
                 continue
-            with contextlib.suppress(_ChangedError):
+            why: str | LostError | None = None
+            try:
                 opened = await self._walk(ref, *found)
                 await self._fence(ref, opened, fence, least, ours)
-                # An owner's checkpoint that this has not seen may have freed the very name of the fencing entry.
-                if await self._is_current(ref, opened.tag):
+            except _ChangedError as error:
+                why = str(error)
+            except LostError as error:
+                why = error
+            # An owner's checkpoint that this has not seen may have freed the very name of the fencing entry.
+            if await self._is_current(ref, found[1]):
+                if why is None:
                     self._open_ones[ref] = opened
                     return opened.log.snapshot()
-            await self._rest(ref, found[1], times)
-        raise StoreUnavailableError(f"partition {_name(ref)}: its log changes faster than it can be read")
+                if isinstance(why, LostError):
+                    raise why
+                await self._doubt(ref, why, times)
+        raise _changes_too_fast(ref)
 
     async def _create(self, ref: PartitionRef, dropped: str | None) -> None:
         """Create an empty partition, in place of the dropped one whose head has that tag. Another one may be first."""
@@ -244,7 +291,7 @@ class BucketPartitionStore:
                 await self._objects.replace(_head_of(ref), head, dropped)
 
     async def _fence(self, ref: PartitionRef, opened: _Open, fence: Fence, least: Least | None, ours: bytes) -> None:
-        """Take the end of the log for a fencing entry, so that no former owner can add to it."""
+        """Take the end of the log for a fencing entry, so that no former owner can add to it. Raises _ChangedError, too."""
         partition = opened.log
         while True:
             if partition.opener == ours:
@@ -255,8 +302,7 @@ class BucketPartitionStore:
             LostError.check(_name(ref), None if partition.fence is None else Least(partition.fence, partition.txn), least)
             entry, data = partition.fencing_entry(fence, ours)
             theirs = await self._write(ref, opened.life, entry, data)
-            with _damage(ref):
-                partition.follow(theirs or entry)
+            _follow(partition, theirs or entry)
             if theirs is None:
                 return
 
@@ -390,27 +436,32 @@ class BucketPartitionStore:
         opened = await self._following(ref)
         if opened is None:
             return {}
-        places = {number: opened.log.places[number] for number in blobs if number in opened.log.places}
-        pieces = list(_pieces(places.values()))
-        read = await asyncio.gather(*(self._piece(ref, opened.life, piece) for piece in pieces))
+        wanted = {number: opened.log.places[number] for number in blobs if number in opened.log.places}
+        found = await self._places(ref, opened.life, wanted.values())
+        if rest := [place for place in wanted.values() if place not in found]:
+            # The answer may be at fault, or it is gone because its owner has dropped it.
+            found |= await self._places(ref, opened.life, rest)
+        for number, place in wanted.items():
+            if place not in found and opened.log.places.get(number) == place and self._open_ones.get(ref) is opened:
+                is_there = await self._objects.get_range(_entry_of(ref, opened.life, place.seq), 0, 1) is not None
+                what = "failed its checksum" if is_there else "is missing"
+                raise DamagedError(f"partition {_name(ref)}: blob {number} {what}")
+        return {number: found[place] for number, place in wanted.items() if place in found}
+
+    async def _places(self, ref: PartitionRef, life: str, places: Iterable[Place]) -> dict[Place, bytes]:
+        """What lies in those places, as far as it is what was put there."""
+        pieces = list(_pieces(places))
         found = {}
-        for piece, data in zip(pieces, read, strict=True):
+        for piece, data in zip(pieces, await asyncio.gather(*(self._piece(ref, life, piece) for piece in pieces)), strict=True):
             for place in piece:
-                found[place] = None if data is None else data[place.start - piece[0].start :][: place.length]
-        answer = {}
-        for number, place in places.items():
-            blob = found[place]
-            if blob is not None and len(blob) == place.length and crc32(blob) == place.crc:
-                answer[number] = blob
-            elif opened.log.places.get(number) == place and self._open_ones.get(ref) is opened:
-                raise DamagedError(f"partition {_name(ref)}: blob {number} {'is missing' if blob is None else 'failed its checksum'}")
-        return answer
+                blob = (data or b"")[place.start - piece[0].start :][: place.length]
+                if data is not None and len(blob) == place.length and crc32(blob) == place.crc:
+                    found[place] = blob
+        return found
 
     async def _piece(self, ref: PartitionRef, life: str, piece: Sequence[Place]) -> bytes | None:
-        first, last = piece[0], piece[-1]
-        if not last.start + last.length - first.start:
-            return b""
-        return await self._objects.get_range(_entry_of(ref, life, first.seq), first.start, last.start + last.length - first.start)
+        start, end = piece[0].start, piece[-1].start + piece[-1].length
+        return await self._objects.get_range(_entry_of(ref, life, piece[0].seq), start, end - start) if end > start else b""
 
     # ---- dropping ---------------------------------------------------------------------------------------------
 
@@ -428,6 +479,17 @@ class BucketPartitionStore:
         names = [name for name in await self._objects.list(folder, folder) if name != _head_of(ref)]
         if names:
             await self._objects.delete(names)
+
+
+def _changes_too_fast(ref: PartitionRef) -> StoreUnavailableError:
+    return StoreUnavailableError(f"partition {_name(ref)}: its log changes faster than it can be read")
+
+
+def _follow(partition: PartitionLog, entry: Entry) -> None:
+    try:
+        partition.follow(entry)
+    except ValueError as error:
+        raise _ChangedError(str(error)) from None
 
 
 def _copy(changes: Changes) -> Changes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import obstore
+from obstore import store
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
@@ -32,11 +34,48 @@ NOT_DONE = (
 """Errors of a write that surely did not happen. All others may come after it has: a time-out, a broken connection, a server's error."""
 
 
+_OPTIONS: dict[str, Any] = {
+    "retry_config": {"max_retries": 0},
+    "client_options": {
+        "connect_timeout": timedelta(seconds=3),
+        "timeout": timedelta(seconds=30),
+        "pool_idle_timeout": timedelta(seconds=20),
+    },
+}
+"""No repetitions: see BucketObjects. The time limit of a request is that of its caller; this one only ends what nobody waits for."""
+
+
+def in_s3(bucket: str, prefix: str, *, region: str, endpoint: str, access_key_id: str, secret_access_key: str) -> BucketObjects:
+    """A bucket of S3 or of a server with its interface. Empty settings come from the environment. Raises ValueError."""
+    given = {"region": region, "endpoint": endpoint, "access_key_id": access_key_id, "secret_access_key": secret_access_key}
+    options = _OPTIONS["client_options"] | {"allow_http": endpoint.startswith("http://")}
+    return _opened(store.S3Store, bucket, prefix, given, {**_OPTIONS, "client_options": options})
+
+
+def in_gcs(bucket: str, prefix: str, *, service_account: str) -> BucketObjects:
+    """A bucket of Google Cloud Storage. Raises ValueError."""
+    return _opened(store.GCSStore, bucket, prefix, {"service_account": service_account}, _OPTIONS)
+
+
+def in_azure(container: str, prefix: str, *, account: str, access_key: str) -> BucketObjects:
+    """A container of Azure Blob Storage. Raises ValueError."""
+    return _opened(store.AzureStore, container, prefix, {"account_name": account, "account_key": access_key}, _OPTIONS)
+
+
+def _opened(kind: Callable[..., Any], bucket: str, prefix: str, given: dict[str, str], options: dict[str, Any]) -> BucketObjects:
+    try:
+        return BucketObjects(
+            kind(bucket, prefix=prefix.strip("/") or None, **{name: text for name, text in given.items() if text}, **options)
+        )
+    except BaseError as error:
+        raise ValueError(_words(error)) from None
+
+
 class BucketObjects:
     """ObjectStore over one of obstore's stores, which must not repeat requests by itself: a repetition below would hide a lost answer."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, bucket: Any) -> None:
+        self._store = bucket
 
     async def get(self, name: str) -> Object | None:
         try:

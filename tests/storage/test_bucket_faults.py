@@ -1,0 +1,350 @@
+"""Partitions in a bucket when requests fail: each outcome is what the port promises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import obstore.store
+import pytest
+
+from sluiceway.adapters.storage.bucket import BucketPartitionStore
+from sluiceway.adapters.storage.bucket_objects import BucketObjects, in_azure, in_gcs, in_s3
+from sluiceway.core.bucket import partition_log
+from sluiceway.model.outcomes import Outcome
+from sluiceway.ports.object_store import Object, UnknownWriteError
+from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionRef, RecordKind, StoreUnavailableError
+from sluiceway.testing.drive import driven
+
+REF = PartitionRef("k7f3q2ma", 0)
+FENCE = Fence(1, 1, 1)
+
+
+class Seam(BucketObjects):
+    """A bucket in memory. `before` and `after` are called with each request's name and its object's, and may raise or return an answer."""
+
+    def __init__(self) -> None:
+        super().__init__(obstore.store.MemoryStore())
+        self.before: Callable[[str, str], Any] = lambda call, name: None
+        self.after: Callable[[str, str, Any], Any] = lambda call, name, answer: answer
+        self.calls: list[tuple[str, str]] = []
+
+    async def _through(self, call: str, name: str, carry_out: Any) -> Any:
+        self.calls.append((call, name))
+        with contextlib.closing(carry_out):
+            answer = self.before(call, name)
+            return self.after(call, name, await carry_out) if answer is None else answer
+
+    async def get(self, name: str) -> Object | None:
+        found: Object | None = await self._through("get", name, super().get(name))
+        return found
+
+    async def get_range(self, name: str, start: int, length: int) -> bytes | None:
+        found: bytes | None = await self._through("get", name, super().get_range(name, start, length))
+        return found
+
+    async def create(self, name: str, data: bytes) -> bool:
+        return bool(await self._through("create", name, super().create(name, data)))
+
+    async def replace(self, name: str, data: bytes, tag: str) -> str | None:
+        found: str | None = await self._through("replace", name, super().replace(name, data, tag))
+        return found
+
+    async def list(self, prefix: str, after: str) -> Sequence[str]:
+        found: Sequence[str] = await self._through("list", prefix, super().list(prefix, after))
+        return found
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._through("delete", names[0], super().delete(names))
+
+
+def changes(txn: int, blob: bytes | None = None) -> Changes:
+    made = Changes(txn, b"header %d" % txn, puts={(RecordKind.EXTENT, str(txn)): b"%d" % txn})
+    if blob is not None:
+        made.blobs = {txn: blob}
+    return made
+
+
+def fails(times: int, call: str, part: str, error: Exception) -> Callable[[str, str], None]:
+    """Raise the error for the first `times` requests of that kind whose object's name has that part."""
+    left = [times]
+
+    def act(now: str, name: str) -> None:
+        if now == call and part in name and left[0]:
+            left[0] -= 1
+            raise error
+
+    return act
+
+
+async def opened(seam: Seam, patience: int = 400) -> BucketPartitionStore:
+    store = BucketPartitionStore(seam, patience)
+    await store.open(REF, FENCE)
+    seam.calls.clear()
+    return store
+
+
+@driven
+async def test_a_cycle_is_one_write_and_nothing_else() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    assert await store.apply(REF, changes(1, b"blob"), FENCE) is Outcome.DONE
+    assert [call for call, _ in seam.calls] == ["create"]
+
+
+@driven
+async def test_a_lost_answer_is_found_out() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    lost = fails(1, "create", "/log/", UnknownWriteError("no answer"))
+
+    def after(call: str, name: str, answer: Any) -> Any:
+        lost(call, name)
+        return answer
+
+    seam.after = after
+    assert await store.apply(REF, changes(1), FENCE) is Outcome.DONE
+    assert [call for call, _ in seam.calls] == ["create", "create", "get"]
+    assert await store.apply(REF, changes(2), FENCE) is Outcome.DONE
+    assert (await store.open(REF, Fence(1, 1, 2))).txn == 2
+
+
+@driven
+async def test_a_lost_request_is_sent_again() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    seam.before = fails(2, "create", "/log/", UnknownWriteError("no answer"))
+    assert await store.apply(REF, changes(1), FENCE) is Outcome.DONE
+    assert (await store.open(REF, Fence(1, 1, 2))).txn == 1
+
+
+@driven
+async def test_a_bucket_that_slows_down_for_a_moment_refuses_nothing() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    seam.before = fails(2, "create", "/log/", StoreUnavailableError("slow down"))
+    assert await store.apply(REF, changes(1), FENCE) is Outcome.DONE
+
+
+@driven
+async def test_a_bucket_that_takes_nothing_refuses_and_the_next_cycle_may_come() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    seam.before = fails(1_000, "create", "/log/", StoreUnavailableError("access denied"))
+    assert await store.apply(REF, changes(1), FENCE) is Outcome.REFUSED
+    seam.before = lambda call, name: None
+    assert await store.apply(REF, changes(1), FENCE) is Outcome.DONE
+
+
+@driven
+async def test_without_any_answer_the_outcome_is_unknown_until_the_partition_is_opened_again() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    seam.before = fails(1_000, "create", "/log/", UnknownWriteError("no answer"))
+    assert await store.apply(REF, changes(1), FENCE) is Outcome.UNKNOWN
+    with pytest.raises(StoreUnavailableError):
+        await store.open(REF, Fence(1, 1, 2))
+    seam.before = lambda call, name: None
+    assert await store.apply(REF, changes(1), FENCE) is Outcome.REFUSED
+    assert (await store.open(REF, Fence(1, 1, 3))).txn == 0
+    assert await store.apply(REF, changes(1), Fence(1, 1, 3)) is Outcome.DONE
+
+
+@driven
+async def test_what_was_refused_for_another_write_at_the_same_time_is_written_again() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    conflicts = [409, 409]
+
+    def before(call: str, name: str) -> Any:
+        if call == "create" and conflicts:
+            conflicts.pop()
+            # Not None, and false: "there is one".
+            return 0
+        return None
+
+    seam.before = before
+    assert await store.apply(REF, changes(1), FENCE) is Outcome.DONE
+    assert (await store.open(REF, Fence(1, 1, 2))).txn == 1
+
+
+@driven
+async def test_an_answer_that_was_cut_off_is_read_again() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    await store.apply(REF, changes(1, b"x" * 1_000), FENCE)
+    cut = [True]
+
+    def after(call: str, name: str, answer: Any) -> Any:
+        if call == "get" and "/log/" in name and cut:
+            cut.pop()
+            return answer[:-1]
+        return answer
+
+    seam.after = after
+    assert await store.read(REF, [1]) == {1: b"x" * 1_000}
+    cut.append(True)
+    assert (await store.open(REF, Fence(1, 1, 2))).txn == 1
+    assert not cut
+
+
+@driven
+async def test_damage_is_told_from_absence() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    await store.apply(REF, changes(1, b"x" * 1_000), FENCE)
+    seam.after = lambda call, name, answer: bytes([answer[0] ^ 1]) + answer[1:] if call == "get" and "/log/" in name else answer
+    with pytest.raises(DamagedError, match="blob 1 failed its checksum"):
+        await store.read(REF, [1])
+    with pytest.raises(DamagedError, match="not a log entry"):
+        await store.open(REF, Fence(1, 1, 2))
+    seam.after = lambda call, name, answer: None if call == "get" and "/log/" in name else answer
+    with pytest.raises(DamagedError, match="blob 1 is missing"):
+        await store.read(REF, [1])
+    with pytest.raises(DamagedError, match="entries of its log are missing"):
+        await store.open(REF, Fence(1, 1, 3))
+
+
+@driven
+async def test_a_checkpoint_that_fails_is_made_later(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_ENTRIES", 3)
+    seam = Seam()
+    store = await opened(seam)
+    seam.before = fails(1, "replace", "/head", StoreUnavailableError("slow down"))
+    with caplog.at_level(logging.WARNING):
+        for txn in range(1, 10):
+            assert await store.apply(REF, changes(txn), FENCE) is Outcome.DONE
+            await asyncio.sleep(0.01)
+    assert "a checkpoint failed" in caplog.text
+    await store.close()
+    # The fencing entry, which stays, and what came after the last checkpoint.
+    names = await seam.list("partitions/", "")
+    assert [int(name[-16:], 16) for name in names if "/log/" in name] == [1, 10]
+    assert len([name for name in names if "/checkpoint/" in name]) == 1
+    assert (await BucketPartitionStore(seam, 400).open(REF, Fence(1, 1, 2))).txn == 9
+
+
+@driven
+async def test_the_answer_to_a_new_head_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_log, "CHECKPOINT_ENTRIES", 2)
+    seam = Seam()
+    store = await opened(seam)
+    lost = fails(1, "replace", "/head", UnknownWriteError("no answer"))
+
+    def after(call: str, name: str, answer: Any) -> Any:
+        lost(call, name)
+        return answer
+
+    seam.after = after
+    for txn in range(1, 8):
+        assert await store.apply(REF, changes(txn), FENCE) is Outcome.DONE
+        await asyncio.sleep(0.01)
+    await store.close()
+    assert (await BucketPartitionStore(seam, 400).open(REF, Fence(1, 1, 2))).txn == 7
+
+
+@driven
+async def test_blobs_of_one_entry_are_read_together() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    many = changes(1)
+    many.blobs = {number: b"%d" % number * 100 for number in range(20)}
+    await store.apply(REF, many, FENCE)
+    seam.calls.clear()
+    assert await store.read(REF, range(20)) == many.blobs
+    assert len(seam.calls) == 1
+
+
+# ---- a bucket that is not fit -----------------------------------------------------------------------------------
+
+
+class Overwrites(BucketObjects):
+    async def create(self, name: str, data: bytes) -> bool:
+        await obstore.put_async(self._store, name, data)
+        return True
+
+
+class Replaces(BucketObjects):
+    async def replace(self, name: str, data: bytes, tag: str) -> str | None:
+        put = await obstore.put_async(self._store, name, data)
+        return put["e_tag"]
+
+
+@pytest.mark.parametrize(("kind", "what"), [(Overwrites, "If-None-Match"), (Replaces, "If-Match")])
+@driven
+async def test_a_bucket_that_ignores_conditions_is_refused(kind: type[BucketObjects], what: str) -> None:
+    store = BucketPartitionStore(kind(obstore.store.MemoryStore()), 400)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError, match=what):
+            await store.open(REF, FENCE)
+        with pytest.raises(StoreUnavailableError, match=what):
+            await store.identify("aaaaaaaa")
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """A server that answers every request with that status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_GET = do_PUT
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def bucket(endpoint: str) -> BucketObjects:
+    return in_s3("tests", "folder", region="eu-central-1", endpoint=endpoint, access_key_id="tests", secret_access_key="tests")
+
+
+@pytest.mark.parametrize(("status", "error"), [(403, StoreUnavailableError), (500, UnknownWriteError), (503, UnknownWriteError)])
+@driven
+async def test_what_a_status_says_of_a_write(status: int, error: type[Exception]) -> None:
+    with answering(status) as endpoint:
+        for write in (bucket(endpoint).create("name", b""), bucket(endpoint).replace("name", b"", "tag")):
+            with pytest.raises(error):
+                await write
+        with pytest.raises(StoreUnavailableError):
+            await bucket(endpoint).get("name")
+
+
+@pytest.mark.parametrize("status", [409, 412])
+@driven
+async def test_a_condition_that_does_not_hold_is_no_error(status: int) -> None:
+    with answering(status) as endpoint:
+        assert await bucket(endpoint).create("name", b"") is False
+    with answering(412) as endpoint:
+        assert await bucket(endpoint).replace("name", b"", "tag") is None
+
+
+@driven
+async def test_nobody_there_is_not_a_missing_object() -> None:
+    with answering(200) as endpoint:
+        pass
+    with pytest.raises(StoreUnavailableError):
+        await bucket(endpoint).get("name")
+    with pytest.raises(UnknownWriteError):
+        await bucket(endpoint).create("name", b"")
+
+
+def test_the_other_kinds_open() -> None:
+    in_azure("container", "", account="account", access_key="a2V5")
+    with pytest.raises(ValueError, match="nowhere"):
+        in_gcs("bucket", "", service_account="/nowhere/key.json")
