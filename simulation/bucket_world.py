@@ -14,9 +14,11 @@ from simulation.loop import Loop, Process, simulated
 from simulation.promises import check
 from simulation.world import EventLog
 from sluiceway.adapters.storage.bucket import BucketPartitionStore
+from sluiceway.adapters.storage.hedged_reads import HedgedReads
 from sluiceway.core.bucket import partition_log
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
+from sluiceway.ports.object_store import ObjectStore
 from sluiceway.ports.partition_store import (
     Changes,
     DamagedError,
@@ -146,7 +148,9 @@ class BucketWorld:
         self.loop.after(self.random.choice([200, 2_000, 8_000, 20_000]), thaw)
 
     def _store(self, process: Process) -> BucketPartitionStore:
-        objects = SimObjects(self.bucket, lambda: self.weather, self.loop, process, self.random)
+        objects: ObjectStore = SimObjects(self.bucket, lambda: self.weather, self.loop, process, self.random)
+        if self.random.random() < 0.5:
+            objects = HedgedReads(objects)
         return BucketPartitionStore(objects, self.patience, lambda: self.random.getrandbits(64).to_bytes(8, "big"))
 
     def _next_fence(self) -> Fence:

@@ -73,6 +73,7 @@ def _open_bucket(name: str, settings: BucketBackend) -> PartitionStore:
     try:
         from sluiceway.adapters.storage import bucket_objects
         from sluiceway.adapters.storage.bucket import BucketPartitionStore
+        from sluiceway.adapters.storage.hedged_reads import HedgedReads
     except ImportError:
         raise invalid(f"backends.{name}", "a bucket needs obstore; install it with: pip install 'sluiceway[s3]'") from None
     try:
@@ -93,4 +94,4 @@ def _open_bucket(name: str, settings: BucketBackend) -> PartitionStore:
             raise TypeError(f"there is no bucket for {type(settings).__name__}: add it here")
     except ValueError as error:
         raise invalid(f"backends.{name}", f"it cannot be used: {error}") from None
-    return BucketPartitionStore(objects, settings.write_timeout)
+    return BucketPartitionStore(HedgedReads(objects), settings.write_timeout)

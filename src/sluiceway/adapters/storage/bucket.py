@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 FIRST_BYTES = 64 << 10
 """Read of each entry of a log at first: nearly always its whole meta, and few of its blobs."""
-AT_ONCE = 64
+AT_ONCE = 128
 """Objects of a partition that are read at the same time."""
 WALKS = 20
 """Times that a log is read again because its head changed meanwhile. It changes every few hundred cycles."""

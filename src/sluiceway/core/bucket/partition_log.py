@@ -14,8 +14,8 @@ import msgspec
 from sluiceway.core.bucket.log_entry import KINDS, Entry, Place, entry_of, fencing_entry
 from sluiceway.model.changes import Changes, Fence, RecordKey, Snapshot
 
-CHECKPOINT_ENTRIES = 512
-"""Entries after which a checkpoint is due: a takeover reads as many, a few dozen at a time."""
+CHECKPOINT_ENTRIES = 128
+"""Entries after which a checkpoint is due. A takeover reads as many, all at once; a checkpoint costs as much as four entries."""
 CHECKPOINT_BYTES = 1 << 20
 """Bytes of metas after which a checkpoint is due, or the size of the last checkpoint, if that is more."""
 
