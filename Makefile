@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank spec clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +20,7 @@ SYNC = $(UV_HERE) UV_PROJECT_ENVIRONMENT=.venv $(UV) sync --locked --all-extras 
 # What the dashboard has from others; the directory is not in the repository.
 VENDOR := src/sluiceway/server/ui/assets/vendor
 ASSETS := $(VENDOR)/htmx/SOURCE
-LINTED := src simulation bench tests tools conformance
+LINTED := src simulation spec bench tests tools conformance
 # Whole files, so that a server which one has started is its own; in the order of tests/conftest.py. Most tests wait, so there are more at a
 # time than cores.
 PARALLEL = -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder
@@ -208,9 +208,12 @@ hostile: setup ## Attack a real server in some forty ways while others are to be
 sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0, JOBS=1)
 	@$(BIN)/python -m simulation --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(ARGS)
 
+spec: setup ## Check the specifications exhaustively within bounds, and that none of their rules can be left out (ARGS='--numbers 7 --cycles 2')
+	@$(BIN)/python -m spec $(ARGS)
+
 sim-bank: setup ## Plant each bug of the bank and see that the simulator finds it (JOBS=1)
 	@$(BIN)/python -m simulation --bank --jobs $(or $(JOBS),1) $(ARGS)
 
 clean: ## Remove everything that make built
 	@rm -rf .venv .tools build dist $(VENDOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	@find src simulation bench tests conformance tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src simulation spec bench tests conformance tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Specifications that are checked exhaustively: every order of every step, within bounds (`make spec`)."""
