@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank spec clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-bucket test-cluster test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank spec clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -185,6 +185,12 @@ crash: setup ## Kill real processes in mid-work and check that nothing is lost (
 
 test-cluster: setup ## Kill, freeze, cut off and stop instances of real clusters under load (ARGS='kills --seconds 30': some of it)
 	@$(BIN)/python -m tests.campaigns.cluster $(ARGS)
+
+test-bucket: setup ## Partitions in a bucket: suites, specification, 10,000 simulated histories, and a cluster under load (ARGS='kills --seconds 30': of that)
+	@$(BIN)/python -m pytest -q tests/storage/test_bucket_faults.py tests/storage/test_bucket_server.py tests/storage/test_conformance_stores.py -k 'Bucket or bucket'
+	@$(BIN)/python -m spec --numbers 7 --cycles 2
+	@$(BIN)/python -m simulation --bucket --seeds $(or $(SEEDS),10000) --jobs $(or $(JOBS),2)
+	@$(BIN)/python -m tests.campaigns.bucket $(ARGS)
 
 test-rebalance: setup ## Add, remove and move partitions of real servers under load, and kill them at every step (ARGS='order copies': some of it)
 	@$(BIN)/python -m tests.campaigns.rebalance $(ARGS)

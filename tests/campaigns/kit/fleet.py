@@ -200,16 +200,28 @@ class Lines(NamedTuple):
 
 
 class PostgresFleet(Fleet):
-    """Instances whose meta store and backend are one PostgreSQL database, made for them; with a switchboard, over lines that can be cut."""
+    """Instances whose meta store and backend are one PostgreSQL database, made for them; with a switchboard, over lines that can be cut.
+
+    `bucket`: the URL of an object store with the interface of S3, in which the partitions are instead.
+    """
 
     def __init__(
-        self, folder: Path, postgres: PostgresServer, size: int, switchboard: Switchboard | None = None, command: Sequence[str] = COMMAND
+        self,
+        folder: Path,
+        postgres: PostgresServer,
+        size: int,
+        switchboard: Switchboard | None = None,
+        command: Sequence[str] = COMMAND,
+        bucket: str | None = None,
     ) -> None:
+        self._bucket = None if bucket is None else httpx.URL(bucket)
+        storage_port = postgres.port if self._bucket is None else self._bucket.port or 0
         database = f"fleet{next(_fleets)}"
         postgres.administer(f"CREATE DATABASE {database} OWNER sluiceway")
         self._parts = {name: str(value) for name, value in conninfo_to_dict(postgres.dsn()).items()} | {"dbname": database}
         self._is_cluster = size > 1
-        self.lines = [] if switchboard is None else [Lines(*(switchboard.line(postgres.port) for _ in Lines._fields)) for _ in range(size)]
+        ports = Lines(postgres.port, storage_port, 0)  # type: ignore[arg-type]
+        self.lines = [] if switchboard is None else [Lines(*map(switchboard.line, ports)) for _ in range(size)]  # type: ignore[arg-type]
         super().__init__([Instance(folder, f"i{n}", self._config_of(n), command=command) for n in range(size)])
 
     def history(self) -> History:
@@ -227,8 +239,11 @@ class PostgresFleet(Fleet):
             # The history tells by the application's name who has written.
             parts = self._parts | {"application_name": f"i{number}.{start}"}
             lines = self.lines[number] if self.lines else None
-            backend = make_conninfo("", **(parts if lines is None else parts | {"port": str(lines.storage.port)}))
-            text = f'[backends.default]\nkind = "postgres"\nurl = {json.dumps(backend)}\n'
+            if self._bucket is None:
+                backend = make_conninfo("", **(parts if lines is None else parts | {"port": str(lines.storage.port)}))
+                text = f'[backends.default]\nkind = "postgres"\nurl = {json.dumps(backend)}\n'
+            else:
+                text = self._in_bucket(self._bucket if lines is None else self._bucket.copy_with(port=lines.storage.port))
             if self._is_cluster:
                 meta = postgres_url(parts if lines is None else parts | {"port": str(lines.meta.port)})
                 text += f"[cluster]\nmeta = {json.dumps(meta)}\n"
@@ -237,6 +252,13 @@ class PostgresFleet(Fleet):
             return text
 
         return config
+
+    def _in_bucket(self, url: httpx.URL) -> str:
+        (folder,) = {instance.log.parent.name for instance in self.instances}
+        return (
+            f'[backends.default]\nkind = "s3"\nbucket = "tests"\nprefix = "{folder}"\nregion = "none"\nendpoint = "{url}"\n'
+            'access_key_id = "tests"\nsecret_access_key = "tests"\n'
+        )
 
 
 class WorkerFleet(Fleet):
