@@ -7,6 +7,7 @@ from pathlib import Path
 import obstore.store
 import pytest
 
+from sluiceway.adapters.meta.bucket import BucketMetaStore
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.bucket import BucketPartitionStore
@@ -90,6 +91,30 @@ class TestMemoryMetaStore(MetaStoreSuite):
 
         async def open_store() -> MetaStore:
             return store
+
+        return open_store
+
+
+class TestBucketMetaStore(MetaStoreSuite):
+    @pytest.fixture
+    def open_store(self) -> OpenStore[MetaStore]:
+        bucket = obstore.store.MemoryStore()
+
+        async def open_store() -> MetaStore:
+            return BucketMetaStore(BucketObjects(bucket), poll_interval=20)
+
+        return open_store
+
+
+class TestBucketMetaStoreInS3(MetaStoreSuite):
+    """In moto's server."""
+
+    @pytest.fixture
+    def open_store(self, s3: MotoServer, request: pytest.FixtureRequest) -> OpenStore[MetaStore]:
+        bucket = s3.bucket(prefix=request.node.name)
+
+        async def open_store() -> MetaStore:
+            return BucketMetaStore(BucketObjects(bucket), poll_interval=20)
 
         return open_store
 

@@ -33,7 +33,7 @@ PREFIX = "SLUICEWAY_"
 _BACKENDS = "backends"
 _TABLE = re.compile(r"\s*\[([A-Za-z0-9_.\-\"' ]+)\]\s*(?:#.*)?")
 _LINE = re.compile(r"\s*([A-Za-z0-9_\-]+)\s*=")
-_META = re.compile(r"sqlite:.+|postgres(ql)?://.+|etcds?://.+", re.DOTALL)
+_META = re.compile(r"sqlite:.+|postgres(ql)?://.+|etcds?://.+|(s3|gs)://.+", re.DOTALL)
 _SHOWN = 80
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -328,7 +328,10 @@ def _check_cluster(configuration: Configuration) -> None:
     server, cluster = configuration.server, configuration.cluster
     if cluster.meta and not _META.fullmatch(cluster.meta):
         # The value may hold a password, so the error does not quote it.
-        raise invalid("cluster.meta", "expected sqlite:PATH, postgresql://USER@HOST/DATABASE or etcd://HOST:PORT, or env:NAME or file:PATH")
+        raise invalid(
+            "cluster.meta",
+            "expected sqlite:PATH, postgresql://USER@HOST/DATABASE, etcd://HOST:PORT or s3://BUCKET/FOLDER, or env:NAME or file:PATH",
+        )
     if cluster.times:
         _check_times(cluster.times)
     if cluster.advertise:

@@ -74,7 +74,8 @@ class ClusterSettings(Settings, frozen=True):
     meta: Annotated[
         str,
         key(
-            "meta store that all instances of the cluster share: sqlite:PATH, postgresql://… or etcd://HOST:PORT; empty: no cluster",
+            "meta store that all instances of the cluster share: sqlite:PATH, postgresql://…, etcd://HOST:PORT or s3://BUCKET/FOLDER; "
+            "empty: no cluster",
             "credential",
             restart=True,
         ),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.bucket import bucket
+from bench.bucket_costs import bucket
 from tests.campaigns.cluster.cuts import cut_every_line
 from tests.campaigns.cluster.kills import Pace, kill_again_and_again, stop_one_after_the_other
 from tests.campaigns.kit import command
@@ -53,7 +53,9 @@ class Campaign(command.Campaign):
 
     @contextmanager
     def _instances(self, report: Report, switchboard: Switchboard | None = None) -> Iterator[tuple[PostgresFleet, Traffic]]:
-        fleet = PostgresFleet(self._new_folder(report.name), self._postgres, INSTANCES, switchboard, bucket=self._bucket)
+        fleet = PostgresFleet(
+            self._new_folder(report.name), self._postgres, INSTANCES, switchboard, bucket=self._bucket, meta_in_bucket=self._given.meta
+        )
         with judged(report, Traffic(fleet)) as traffic:
             yield fleet, traffic
 
@@ -63,6 +65,7 @@ class Campaign(command.Campaign):
         parser.add_argument("--seconds", type=float, default=300.0, help="of kills")
         parser.add_argument("--every", type=float, default=6.0, help="seconds between two kills")
         parser.add_argument("--cut", type=float, default=10.0, help="seconds of each cut")
+        parser.add_argument("--meta", action="store_true", help="the meta store is in the bucket, too")
         parser.add_argument("--median", type=float, default=60.0, help="of a request's latency, in milliseconds")
         parser.add_argument("--p99", type=float, default=200.0)
 

@@ -202,7 +202,7 @@ class Lines(NamedTuple):
 class PostgresFleet(Fleet):
     """Instances whose meta store and backend are one PostgreSQL database, made for them; with a switchboard, over lines that can be cut.
 
-    `bucket`: the URL of an object store with the interface of S3, in which the partitions are instead.
+    `bucket`: the URL of an object store with the interface of S3, in which the partitions are instead; `meta_in_bucket`: and all the rest.
     """
 
     def __init__(
@@ -213,14 +213,17 @@ class PostgresFleet(Fleet):
         switchboard: Switchboard | None = None,
         command: Sequence[str] = COMMAND,
         bucket: str | None = None,
+        *,
+        meta_in_bucket: bool = False,
     ) -> None:
+        self._meta_in_bucket = meta_in_bucket
         self._bucket = None if bucket is None else httpx.URL(bucket)
         storage_port = postgres.port if self._bucket is None else self._bucket.port or 0
         database = f"fleet{next(_fleets)}"
         postgres.administer(f"CREATE DATABASE {database} OWNER sluiceway")
         self._parts = {name: str(value) for name, value in conninfo_to_dict(postgres.dsn()).items()} | {"dbname": database}
         self._is_cluster = size > 1
-        ports = Lines(postgres.port, storage_port, 0)  # type: ignore[arg-type]
+        ports = Lines(storage_port if meta_in_bucket else postgres.port, storage_port, 0)  # type: ignore[arg-type]
         self.lines = [] if switchboard is None else [Lines(*map(switchboard.line, ports)) for _ in range(size)]  # type: ignore[arg-type]
         super().__init__([Instance(folder, f"i{n}", self._config_of(n), command=command) for n in range(size)])
 
@@ -246,6 +249,9 @@ class PostgresFleet(Fleet):
                 text = self._in_bucket(self._bucket if lines is None else self._bucket.copy_with(port=lines.storage.port))
             if self._is_cluster:
                 meta = postgres_url(parts if lines is None else parts | {"port": str(lines.meta.port)})
+                if self._bucket is not None and self._meta_in_bucket:
+                    url = self._bucket if lines is None else self._bucket.copy_with(port=lines.meta.port)
+                    meta = f"s3://tests/{self._prefix}-meta?region=none&endpoint={url}&access_key_id=tests&secret_access_key=tests"
                 text += f"[cluster]\nmeta = {json.dumps(meta)}\n"
                 if lines is not None:
                     text += f'advertise = "http://{HOST}:{lines.peers.port}"\n'
@@ -253,10 +259,13 @@ class PostgresFleet(Fleet):
 
         return config
 
+    @property
+    def _prefix(self) -> str:
+        return self.instances[0].log.parent.name
+
     def _in_bucket(self, url: httpx.URL) -> str:
-        (folder,) = {instance.log.parent.name for instance in self.instances}
         return (
-            f'[backends.default]\nkind = "s3"\nbucket = "tests"\nprefix = "{folder}"\nregion = "none"\nendpoint = "{url}"\n'
+            f'[backends.default]\nkind = "s3"\nbucket = "tests"\nprefix = "{self._prefix}"\nregion = "none"\nendpoint = "{url}"\n'
             'access_key_id = "tests"\nsecret_access_key = "tests"\n'
         )
 

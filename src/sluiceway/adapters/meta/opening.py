@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
@@ -11,8 +12,8 @@ from sluiceway.ports.meta_store import MetaStore
 
 
 def open_meta_store(url: str) -> MetaStore:
-    """Open `sqlite:PATH` (shared by the processes of one machine), `postgresql://…` or `etcd://…` (shared across machines), or `memory:`
-    (this process alone).
+    """Open `sqlite:PATH` (shared by the processes of one machine), `postgresql://…`, `etcd://…`, `s3://BUCKET/FOLDER` or
+    `gs://BUCKET/FOLDER` (shared across machines), or `memory:` (this process alone).
 
     Raises `invalid_request` for another URL, StoreUnavailableError if it cannot be opened.
     """
@@ -26,9 +27,11 @@ def open_meta_store(url: str) -> MetaStore:
         from sluiceway.adapters.meta.etcd import EtcdMetaStore
 
         return EtcdMetaStore(url)
+    if kind in ("s3", "gs") and rest.startswith("//"):
+        return _open_bucket(url)
     if url == "memory:":
         return MemoryMetaStore()
-    raise invalid("meta", "expected sqlite:PATH, postgresql://…, etcd://… or memory:")
+    raise invalid("meta", "expected sqlite:PATH, postgresql://…, etcd://…, s3://…, gs://… or memory:")
 
 
 def _open_postgres(url: str) -> MetaStore:
@@ -41,3 +44,27 @@ def _open_postgres(url: str) -> MetaStore:
     except Exception:
         # The driver's message may quote the URL, and so a password.
         raise invalid("meta", "neither a PostgreSQL URL nor a connection string") from None
+
+
+_OPTIONS = {"region": "", "endpoint": "", "access_key_id": "", "secret_access_key": ""}
+"""What the query of an s3 URL may have. Without keys, they come from the environment or the machine's role."""
+
+
+def _open_bucket(url: str) -> MetaStore:
+    try:
+        from sluiceway.adapters.meta.bucket import BucketMetaStore
+        from sluiceway.adapters.storage import bucket_objects
+        from sluiceway.adapters.storage.hedged_reads import HedgedReads
+    except ImportError:
+        raise invalid("meta", "a bucket needs obstore; install it with: pip install 'sluiceway[s3]'") from None
+    parts = urlsplit(url)
+    folder, given = parts.path.strip("/"), dict(parse_qsl(parts.query))
+    if not (parts.hostname and folder) or given.keys() - (_OPTIONS if parts.scheme == "s3" else {}):
+        raise invalid("meta", f"expected {parts.scheme}://BUCKET/FOLDER, and of options only {', '.join(_OPTIONS)} (s3)")
+    try:
+        if parts.scheme == "gs":
+            return BucketMetaStore(HedgedReads(bucket_objects.in_gcs(parts.netloc, folder, service_account="")))
+        return BucketMetaStore(HedgedReads(bucket_objects.in_s3(parts.netloc, folder, **(_OPTIONS | given))))
+    except ValueError:
+        # The library's message may quote the URL, and so a key.
+        raise invalid("meta", "the bucket cannot be used; is the URL right?") from None

@@ -16,6 +16,7 @@ from zlib import crc32
 
 import msgspec
 
+from sluiceway.adapters.storage.bucket_proof import Proof
 from sluiceway.core.bucket.log_entry import Entry, Place, decode, meta_bytes
 from sluiceway.core.bucket.partition_log import PartitionLog, garbage
 from sluiceway.kernel.clock import Millis
@@ -48,9 +49,6 @@ PAUSES = (0.05, 2.0)
 GAP = 64 << 10
 """Bytes between two blobs of an entry up to which they are read together."""
 
-PROBES = "probe/"
-"""Folder of objects that are created and deleted at the start, to see whether the bucket is fit."""
-_UNFIT = "partitions would be lost there"
 STORAGE = "storage"
 """Name of the object that holds the storage's identity."""
 
@@ -95,14 +93,13 @@ class BucketPartitionStore:
         self._nonce = nonce
         self._open_ones: dict[PartitionRef, _Open] = {}
         self._calls: set[asyncio.Task[Any]] = set()
-        self._proving = asyncio.Lock()
-        self._is_proven = False
+        self._proof = Proof(objects, nonce)
 
     def at_once(self, ref: PartitionRef) -> bool:
         return False
 
     async def identify(self, new: str | None) -> str | None:
-        await self._prove()
+        await self._proof.give()
         found = await self._objects.get(STORAGE)
         if found is None and new is not None:
             with contextlib.suppress(UnknownWriteError):
@@ -112,32 +109,8 @@ class BucketPartitionStore:
                 raise StoreUnavailableError("the storage's name could not be written")
         return None if found is None else found.data.decode()
 
-    async def _prove(self) -> None:
-        """Raise StoreUnavailableError unless the bucket honours the conditions of writes. Some emulators and gateways ignore them."""
-        async with self._proving:
-            if self._is_proven:
-                return
-            name, objects = f"{PROBES}{self._nonce().hex()}", self._objects
-            try:
-                if not await objects.create(name, b"first"):
-                    raise StoreUnavailableError("an object of a random name is there already")
-                if await objects.create(name, b"second"):
-                    raise StoreUnavailableError(f"it replaces an existing object on `If-None-Match: *`: {_UNFIT}")
-                found = await objects.get(name)
-                if found is None or found.data != b"first":
-                    raise StoreUnavailableError("an object that was created cannot be read")
-                tag = await objects.replace(name, b"third", found.tag)
-                if tag is None:
-                    raise StoreUnavailableError(f"it does not replace an unchanged object on `If-Match`: {_UNFIT}")
-                if await objects.replace(name, b"fourth", found.tag) is not None:
-                    raise StoreUnavailableError(f"it replaces a changed object on `If-Match`: {_UNFIT}")
-                await objects.delete([name])
-            except UnknownWriteError as error:
-                raise StoreUnavailableError(str(error)) from error
-            self._is_proven = True
-
     async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
-        await self._prove()
+        await self._proof.give()
         try:
             return await self._carry_out(self._open(ref, fence, least))
         except UnknownWriteError as error:

@@ -1,4 +1,4 @@
-"""`python -m bench bucket`: partitions in a bucket, at the latencies of S3 Standard and of S3 Express: rates, the times of calls, requests
+"""`python -m bench bucket_costs`: partitions in a bucket, at the latencies of S3 Standard and of S3 Express: rates, the times of calls, requests
 and their price, takeovers, and the opening of a large partition.
 
 The bucket is a process of its own (`bench/bucket_server.py`), and so is the server. Prices are of requests alone, in US dollars: $5 for a
@@ -52,7 +52,7 @@ REF = PartitionRef("aaaaaaaa", 0)
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark. Exit code 1 if an aim was missed."""
-    parser = argparse.ArgumentParser(prog="python -m bench bucket", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench bucket_costs", description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
     parser.add_argument("--takeovers", type=int, default=TAKEOVERS)
     parser.add_argument("--json", action="store_true")
