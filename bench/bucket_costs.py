@@ -1,5 +1,5 @@
-"""`python -m bench bucket_costs`: partitions in a bucket, at the latencies of S3 Standard and of S3 Express: rates, the times of calls, requests
-and their price, takeovers, and the opening of a large partition.
+"""`python -m bench bucket_costs`: partitions in a bucket, at the latencies of S3 Standard and of S3 Express: rates, the times of calls,
+requests and their price, and takeovers.
 
 The bucket is a process of its own (`bench/bucket_server.py`), and so is the server. Prices are of requests alone, in US dollars: $5 for a
 million writes or lists, and $0.40 for a million reads in S3 Standard; $1.13 and $0.03 in S3 Express.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -111,8 +112,6 @@ def _rates(storage: Class, seconds: float) -> list[Figure]:
 
 @contextmanager
 def _secret() -> Iterator[None]:
-    import os
-
     os.environ["BENCH_SECRET"] = "bench"
     try:
         yield
