@@ -12,6 +12,7 @@ from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.bucket import BucketPartitionStore
 from sluiceway.adapters.storage.bucket_objects import BucketObjects
+from sluiceway.adapters.storage.hedged_reads import HedgedReads
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.core.bucket import partition_log
@@ -79,7 +80,7 @@ class TestBucketPartitionStoreInS3(PartitionStoreSuite):
         bucket = s3.bucket(prefix=request.node.name)
 
         async def open_store() -> PartitionStore:
-            return BucketPartitionStore(BucketObjects(bucket), 10_000)
+            return BucketPartitionStore(HedgedReads(BucketObjects(bucket)), 10_000)
 
         return open_store
 
@@ -114,7 +115,7 @@ class TestBucketMetaStoreInS3(MetaStoreSuite):
         bucket = s3.bucket(prefix=request.node.name)
 
         async def open_store() -> MetaStore:
-            return BucketMetaStore(BucketObjects(bucket), poll_interval=20)
+            return BucketMetaStore(HedgedReads(BucketObjects(bucket)), poll_interval=20)
 
         return open_store
 

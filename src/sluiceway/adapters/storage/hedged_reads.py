@@ -1,4 +1,4 @@
-"""Hedged reads: a read that takes much longer than usual is sent a second time, and the first answer counts.
+"""Hedged reads: a read that takes much longer than usual is sent a second time, and the first answer counts. One that fails is repeated.
 
 Opening a partition reads many objects at once, and waits for the slowest. Object stores answer one request in a hundred several times as
 late as the others, but rarely the same request twice (Dean and Barroso, "The Tail at Scale", 2013).
@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from sluiceway.adapters.system import stopwatch
+from sluiceway.adapters import system
 from sluiceway.ports.object_store import Object, ObjectStore
+from sluiceway.ports.partition_store import StoreUnavailableError
 
 T = TypeVar("T")
 
@@ -21,10 +22,12 @@ FIRST = 0.1
 """Seconds that a read is taken to last before any was measured."""
 LEAST = 0.005
 """Seconds that a second read waits at least: below that it would cost more than it saves."""
+PAUSES = (0.05, 0.2, 0.5)
+"""Seconds before a read that has failed is repeated. Object stores fail now and then, and expect to be asked again."""
 
 
 class HedgedReads:
-    """An ObjectStore whose reads are hedged. Writes and deletions go through as they are."""
+    """An ObjectStore whose reads are hedged and repeated. Writes and deletions go through as they are: their caller has to know of each."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -44,7 +47,15 @@ class HedgedReads:
         return await self._hedged(lambda: self._objects.list(prefix, after))
 
     async def _hedged(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        began = stopwatch()
+        for pause in PAUSES:
+            try:
+                return await self._once(read)
+            except StoreUnavailableError:
+                await asyncio.sleep(pause)
+        return await self._once(read)
+
+    async def _once(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        began = system.stopwatch()
         first = asyncio.ensure_future(read())
         both = {first}
         try:
@@ -59,7 +70,7 @@ class HedgedReads:
             if not answered:
                 return first.result() if first.done() else next(iter(done)).result()
             # The average of the quicker ones is near the median, which is what the factor is meant for.
-            self._usual += 0.05 * (min(stopwatch() - began, 2 * FACTOR * self._usual) - self._usual)
+            self._usual += 0.05 * (min(system.stopwatch() - began, 2 * FACTOR * self._usual) - self._usual)
             return answered[0].result()
         finally:
             for each in both:

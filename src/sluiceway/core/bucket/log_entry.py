@@ -96,7 +96,8 @@ def entry_of(changes: Changes, seq: int, nonce: bytes, fence: Fence, before: int
         changes.txn,
         changes.header,
         [(kind.value, key, value) for (kind, key), value in changes.puts.items()],
-        [(kind.value, key) for kind, key in changes.deletes],
+        # Sorted: a set of texts has another order in each process, and the same changes are to be the same bytes.
+        sorted((kind.value, key) for kind, key in changes.deletes),
         sorted(changes.dropped_blobs),
         [(number, len(data), crc32(data)) for number, data in blobs.items()],
     )
