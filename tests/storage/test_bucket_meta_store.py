@@ -113,7 +113,7 @@ async def test_it_does_not_grow_with_what_is_over() -> None:
         await store.commit(puts=dict.fromkeys(keys, b""))
         await store.commit(deletes=keys)
     document = (await store._read()).document
-    assert (len(document.deleted), len(document.commits), document.entries) == (TRACES, min(REMEMBERED, document.stamp), {})
+    assert (len(document.deleted), len(document.writes), document.entries) == (TRACES, min(REMEMBERED, document.stamp), {})
     # What may be forgotten has changed, to be on the safe side.
     with pytest.raises(ConflictError):
         await store.commit(unchanged={"nowhere": 1}, puts={"key": b""})

@@ -27,7 +27,7 @@ PATIENCE: Millis = 10_000
 POLL_INTERVAL: Millis = 1_000
 """How often a watch reads the object: $1 a month in S3 Standard."""
 REMEMBERED = 256
-"""Commits whose ids are in the object, so that one whose answer was lost is found out: more than are made within PATIENCE."""
+"""Writes whose ids are in the object, so that one whose answer was lost is found out: more than are made within PATIENCE."""
 TOGETHER = 64
 """Commits that share a write."""
 TRACES = 1_000
@@ -39,15 +39,15 @@ PAUSES = (0.02, 0.5)
 class _Document(msgspec.Struct, array_like=True, frozen=True):
     """The object. The order of the fields is on disk: append only.
 
-    `floor`: deletes up to this stamp may have lost their trace. `commits`: id and stamp of the latest ones. No two versions are equal, so a
-    tag, which may be a hash, never comes back.
+    `floor`: deletes up to this stamp may have lost their trace. `writes`: the latest ones, each with its id and the stamp of its first
+    commit. No two versions are equal, so a tag, which may be a hash, never comes back.
     """
 
     stamp: Stamp = 0
     floor: Stamp = 0
     entries: dict[str, tuple[bytes, Stamp]] = {}
     deleted: list[tuple[str, Stamp]] = []
-    commits: list[tuple[bytes, Stamp]] = []
+    writes: list[tuple[bytes, Stamp]] = []
 
     def changed(self, prefix: str, since: Stamp) -> bool:
         """Whether a key under the prefix was put or deleted after the stamp."""
@@ -66,8 +66,8 @@ class _Document(msgspec.Struct, array_like=True, frozen=True):
             if self.changed(prefix, since):
                 raise ConflictError(f"something under {prefix} has changed")
 
-    def after(self, puts: Mapping[str, bytes], deletes: Sequence[str], commit: bytes) -> _Document:
-        """The document after a commit of that id."""
+    def after(self, puts: Mapping[str, bytes], deletes: Sequence[str]) -> _Document:
+        """The document after a commit."""
         stamp = self.stamp + 1
         gone = [key for key in deletes if key in self.entries]
         entries = {key: entry for key, entry in self.entries.items() if key not in gone} | {
@@ -76,7 +76,11 @@ class _Document(msgspec.Struct, array_like=True, frozen=True):
         deleted = [*(each for each in self.deleted if each[1] > stamp - HISTORY), *((key, stamp) for key in gone)]
         dropped = deleted[:-TRACES]
         floor = max(self.floor, stamp - HISTORY, *(at for _, at in dropped)) if dropped else max(self.floor, stamp - HISTORY)
-        return _Document(stamp, floor, entries, deleted[-TRACES:], [*self.commits[1 - REMEMBERED :], (commit, stamp)])
+        return _Document(stamp, floor, entries, deleted[-TRACES:], self.writes)
+
+    def signed(self, write: bytes, first: Stamp) -> _Document:
+        """The document as that write, whose first commit has that stamp."""
+        return _Document(self.stamp, self.floor, self.entries, self.deleted, [*self.writes[1 - REMEMBERED :], (write, first)])
 
 
 class _Known(NamedTuple):
@@ -89,7 +93,6 @@ class _Known(NamedTuple):
 class _Commit(NamedTuple):
     """A commit that waits, and what its caller waits for."""
 
-    id: bytes
     checks: Mapping[str, Stamp | None]
     unchanged: Mapping[str, Stamp]
     puts: Mapping[str, bytes]
@@ -98,15 +101,12 @@ class _Commit(NamedTuple):
 
 
 def _decide(document: _Document, commits: Sequence[_Commit], *, is_fresh: bool) -> tuple[_Document, list[_Commit]] | None:
-    """The document after the commits, one after the other, and those of them that are in it only now.
+    """The document after the commits, one after the other, and those of them that are in it.
 
-    Answers those that are in it already, and those whose checks fail; None if one fails and the document is not fresh.
+    Answers those whose checks fail; None if one fails and the document is not fresh.
     """
-    known, left = dict(document.commits), []
+    left = []
     for each in commits:
-        if each.id in known:
-            _tell([each], known)
-            continue
         try:
             document.check(each.checks, each.unchanged)
         except ConflictError as error:
@@ -115,15 +115,16 @@ def _decide(document: _Document, commits: Sequence[_Commit], *, is_fresh: bool) 
             if not each.done.done():
                 each.done.set_exception(error)
         else:
-            document = document.after(each.puts, each.deletes, each.id)
+            document = document.after(each.puts, each.deletes)
             left.append(each)
     return document, left
 
 
-def _tell(commits: Sequence[_Commit], stamps: Mapping[bytes, Stamp]) -> None:
-    for each in commits:
+def _tell(commits: Sequence[_Commit], first: Stamp) -> None:
+    """Answer the commits of one write."""
+    for stamp, each in enumerate(commits, first):
         if not each.done.done():
-            each.done.set_result(stamps[each.id])
+            each.done.set_result(stamp)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -185,7 +186,7 @@ class BucketMetaStore:
         puts = dict(puts or {})
         check_commit(puts, deletes)
         done: asyncio.Future[Stamp] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Commit(self._nonce(), dict(checks or {}), dict(unchanged or {}), puts, tuple(deletes), done))
+        self._waiting.append(_Commit(dict(checks or {}), dict(unchanged or {}), puts, tuple(deletes), done))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
         # A caller that gives up does not take its commit back: it may be under way.
@@ -206,9 +207,14 @@ class BucketMetaStore:
         until, why = loop.time() + PATIENCE / 1000, "it changes faster than it can be written"
         # What this object has seen last is mostly still right: a write instead of a read and a write.
         known = self._known
+        sent: dict[bytes, list[_Commit]] = {}
+        """The commits of each attempt, by the id of its write."""
         while commits and loop.time() < until:
             try:
                 known, is_fresh = (await self._read(), True) if known is None else (known, False)
+                for write, first in known.document.writes:
+                    _tell(sent.get(write, ()), first)
+                commits = [each for each in commits if not each.done.done()]
                 decided = _decide(known.document, commits, is_fresh=is_fresh)
                 if decided is None:
                     known = None
@@ -216,9 +222,11 @@ class BucketMetaStore:
                 document, commits = decided
                 if not commits:
                     return
-                if (written := await self._write(known, document)) is not None:
+                write, first = self._nonce(), known.document.stamp + 1
+                sent[write] = commits
+                if (written := await self._write(known, document.signed(write, first))) is not None:
                     self._known = written
-                    _tell(commits, dict(document.commits))
+                    _tell(commits, first)
                     return
             except (StoreUnavailableError, UnknownWriteError) as error:
                 why = str(error)
