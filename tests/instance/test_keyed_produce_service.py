@@ -11,6 +11,7 @@ import pytest
 
 from sluiceway.client import Client
 from sluiceway.core.queue import executor_health, executor_index
+from sluiceway.core.queue.logical_queue import MIN_TOLERANCE
 from sluiceway.instance.service import Service
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.ports.partition_store import PartitionRef
@@ -72,11 +73,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def test_the_clients_calls_land_where_there_is_least(served: Served) -> None:
     queue_name = served.backlogs(1_000, 1_000, 0, 0)
     with Client(served.server.url) as client:
-        for _ in range(200):
+        for _ in range(400):
             client.produce(queue_name, ["y"])
     landed = served.ready(queue_name)
     assert (landed[0], landed[1]) == (1_000, 1_000)
-    assert abs(landed[2] - landed[3]) <= 20
+    # Homes are chosen at random, for some milliseconds each. One takes no more than so many beyond the emptiest.
+    assert abs(landed[2] - landed[3]) <= MIN_TOLERANCE + 1
 
 
 def test_a_producer_fills_the_emptiest_partitions(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
