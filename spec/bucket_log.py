@@ -33,6 +33,7 @@ class Rules:
     checks_the_head: bool = True
     head_goes_forward: bool = True
     collects_behind_the_head: bool = True
+    refuses_only_when_sure: bool = True
 
 
 class Owner(NamedTuple):
@@ -126,7 +127,9 @@ class Log:
             entry: Entry = ("cycle", at + 1, owner.cycles)
             sent = state._replace(net=state.net | {(number, entry)})
             writing = owner._replace(phase="writes", cycles=owner.cycles + 1)
-            yield f"{at + 1} sends {_text(entry)} to {number}", lambda: _put(sent, at, writing)
+            yield f"{at + 1} sends {_text(entry)} to {number}, and hears nothing", lambda: _put(sent, at, writing)
+            if state.log[number - 1] is not None:
+                yield f"{at + 1} is told that {number} is taken: refused", lambda: self._refuses(state, at, owner, number, entry)
         if len(owner.seen) > owner.head:
             checkpoint = owner._replace(phase="checkpoints", checkpoint=len(owner.seen))
             yield f"{at + 1} writes a checkpoint at {len(owner.seen)}", lambda: _put(state, at, checkpoint)
@@ -136,8 +139,8 @@ class Log:
         found = state.log[number - 1]
         if found == entry:
             yield f"{at + 1} learns that {number} is its own: acknowledged", lambda: self._acknowledges(state, at, owner, number, entry)
-        elif found is not None:
-            yield f"{at + 1} learns that {number} is another's", lambda: _put(state, at, owner._replace(phase="gone"))
+        elif found is not None and not self._rules.refuses_only_when_sure:
+            yield f"{at + 1} learns that {number} is another's: refused", lambda: self._refuses(state, at, owner, number, entry)
         yield f"{at + 1} gives up", lambda: _put(state, at, owner._replace(phase="gone"))
 
     def _when_checkpoints(self, state: State, at: int, owner: Owner) -> Iterator[Step]:
@@ -194,6 +197,11 @@ class Log:
                 )
         return _put(state, at, owner._replace(phase="open", seen=(*owner.seen, entry)))
 
+    def _refuses(self, state: State, at: int, owner: Owner, number: int, entry: Entry) -> State:
+        if state.first[number - 1] == entry:
+            raise Broken(f"owner {at + 1} refuses a cycle that is in the log at {number}: whoever repeats it has it twice")
+        return _put(state, at, owner._replace(phase="gone", cycles=owner.cycles + 1))
+
     def _collects(self, state: State, at: int, owner: Owner, head: int) -> State:
         """It sends the deletions, which may land at any time from now on."""
         kept = {n for n, entry in enumerate(owner.seen, 1) if entry[0] == "fencing"} if self._rules.keeps_fencing_entries else set()
@@ -221,5 +229,6 @@ ABLATIONS = {
     "the head is not read again": Rules(checks_the_head=False),
     "the head may go back": Rules(head_goes_forward=False),
     "collects before the head names the checkpoint": Rules(collects_behind_the_head=False),
+    "a lost answer and another's entry are taken for a refusal": Rules(refuses_only_when_sure=False),
 }
 """The rules without one, by what is missing. In each the checker must find a loss."""

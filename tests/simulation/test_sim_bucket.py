@@ -34,6 +34,11 @@ def test_promises_are_kept_whatever_befalls_the_owners() -> None:
     assert acknowledged > 40 * SEEDS
 
 
+@pytest.mark.parametrize("seed", [5899, 8233])
+def test_what_once_failed_does_not_fail_again(seed: int) -> None:
+    BucketWorld(seed).live()
+
+
 @pytest.mark.parametrize("bug", BUCKET_BANK, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     found = hunt(bug, range(SEEDS_PER_BUG))

@@ -282,8 +282,8 @@ class BucketPartitionStore:
     async def _write(self, ref: PartitionRef, life: str, entry: Entry, data: bytes) -> Entry | None:
         """Create the entry. Returns None if it is there, or the one that was there before.
 
-        Raises StoreUnavailableError if it surely was not written, and UnknownWriteError if it may be there or come later. The same bytes
-        may be written under the same name any number of times.
+        Raises StoreUnavailableError if it surely was not written, and UnknownWriteError if it may be, or have been there, or come later.
+        The same bytes may be written under the same name any number of times.
         """
         name = _entry_of(ref, life, entry.meta.seq)
         pause, is_sure = PAUSES[0], True
@@ -302,8 +302,14 @@ class BucketPartitionStore:
                 log.debug("partition %s: %s", _name(ref), error)
             else:
                 # Nothing: the store refused it only because of another write at the same time, or what was there is superfluous by now.
+                if is_there is not None and is_there.meta.nonce == entry.meta.nonce:
+                    return None
+                if is_there is not None and is_sure:
+                    return is_there
                 if is_there is not None:
-                    return None if is_there.meta.nonce == entry.meta.nonce else is_there
+                    # An earlier attempt may have landed, and become superfluous before this one came: what is there now need not have been
+                    # there first.
+                    raise UnknownWriteError(f"entry {entry.meta.seq} is another's, and was perhaps this one's before")
             if loop.time() >= until:
                 raise UnknownWriteError(f"no answer within {self._patience:g} s")
             await asyncio.sleep(pause)
