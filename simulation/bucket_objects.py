@@ -47,22 +47,18 @@ class Bucket:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.puts = self.gets = 0
 
     def get(self, name: str) -> Object | None:
-        self.gets += 1
         data = self.objects.get(name)
         return None if data is None else Object(data, tag_of(data))
 
     def create(self, name: str, data: bytes) -> bool:
-        self.puts += 1
         if name in self.objects:
             return False
         self.objects[name] = data
         return True
 
     def replace(self, name: str, data: bytes, tag: str) -> str | None:
-        self.puts += 1
         before = self.objects.get(name)
         if before is None or tag_of(before) != tag:
             return None

@@ -74,7 +74,7 @@ class BucketWorld:
         """Content of each blob that a cycle wrote, by its label."""
         self.least: Least | None = None
         """The acknowledged state of the last opening: no storage may be older."""
-        self.opened = self.cycles = self.kills = 0
+        self.opened = self.cycles = 0
 
     def live(self) -> None:
         entries, partition_log.CHECKPOINT_ENTRIES = partition_log.CHECKPOINT_ENTRIES, self.random.choice([1, 2, 3, 8, 30])
@@ -97,7 +97,6 @@ class BucketWorld:
             elif act < 0.4:
                 victim = self.random.choice(alive)
                 self.note(victim.name, "is killed")
-                self.kills += 1
                 self.loop.kill(victim)
             elif act < 0.8:
                 self._freeze(self.random.choice(alive))

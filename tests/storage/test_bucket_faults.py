@@ -21,6 +21,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.object_store import Object, UnknownWriteError
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionRef, RecordKind, StoreUnavailableError
 from sluiceway.testing.drive import driven
+from tests.servers.moto_server import MotoServer
 
 REF = PartitionRef("k7f3q2ma", 0)
 FENCE = Fence(1, 1, 1)
@@ -88,6 +89,12 @@ async def opened(seam: Seam, patience: int = 400) -> BucketPartitionStore:
     await store.open(REF, FENCE)
     seam.calls.clear()
     return store
+
+
+async def at_rest(store: BucketPartitionStore) -> None:
+    """Wait for the checkpoint that a cycle may have begun."""
+    while store._calls:
+        await asyncio.wait(store._calls)
 
 
 @driven
@@ -220,7 +227,7 @@ async def test_a_checkpoint_that_fails_is_made_later(monkeypatch: pytest.MonkeyP
     with caplog.at_level(logging.WARNING):
         for txn in range(1, 10):
             assert await store.apply(REF, changes(txn), FENCE) is Outcome.DONE
-            await asyncio.sleep(0.01)
+            await at_rest(store)
     assert "a checkpoint failed" in caplog.text
     await store.close()
     # The fencing entry, which stays, and what came after the last checkpoint.
@@ -244,7 +251,7 @@ async def test_the_answer_to_a_new_head_may_be_lost(monkeypatch: pytest.MonkeyPa
     seam.after = after
     for txn in range(1, 8):
         assert await store.apply(REF, changes(txn), FENCE) is Outcome.DONE
-        await asyncio.sleep(0.01)
+        await at_rest(store)
     await store.close()
     assert (await BucketPartitionStore(seam, 400).open(REF, Fence(1, 1, 2))).txn == 7
 
@@ -342,6 +349,42 @@ async def test_nobody_there_is_not_a_missing_object() -> None:
         await bucket(endpoint).get("name")
     with pytest.raises(UnknownWriteError):
         await bucket(endpoint).create("name", b"")
+
+
+@driven
+async def test_a_missing_bucket_is_not_a_missing_object(s3: MotoServer) -> None:
+    absent = in_s3("absent", "folder", region="none", endpoint=s3.endpoint, access_key_id="tests", secret_access_key="tests")
+    for call in (absent.get("name"), absent.get_range("name", 0, 1), absent.create("name", b""), absent.list("", "")):
+        with pytest.raises(StoreUnavailableError):
+            await call
+    with pytest.raises(StoreUnavailableError):
+        await BucketPartitionStore(absent, 400).open(REF, FENCE)
+
+
+@driven
+async def test_a_late_drop_leaves_the_next_life_alone() -> None:
+    seam = Seam()
+    store, other = BucketPartitionStore(seam, 400), BucketPartitionStore(seam, 400)
+    await store.open(REF, FENCE)
+    await store.apply(REF, changes(1), FENCE)
+    await store.drop(REF)
+    waits, made = asyncio.Event(), asyncio.Event()
+    original = seam.list
+
+    async def slow(prefix: str, after: str) -> Sequence[str]:
+        waits.set()
+        await made.wait()
+        return await original(prefix, after)
+
+    seam.list = slow  # type: ignore[method-assign]
+    late = asyncio.create_task(store.drop(REF))
+    await waits.wait()
+    seam.list = original  # type: ignore[method-assign]
+    await other.open(REF, Fence(1, 2, 1))
+    assert await other.apply(REF, changes(1), Fence(1, 2, 1)) is Outcome.DONE
+    made.set()
+    await late
+    assert (await other.open(REF, Fence(1, 3, 1))).txn == 1
 
 
 def test_the_other_kinds_open() -> None:

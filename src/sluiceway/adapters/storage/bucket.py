@@ -76,7 +76,7 @@ class _Open:
     log: PartitionLog
     tag: str
     writing: bool = False
-    """Whether a write may still be under way, whose outcome nobody waits for: only `open` settles it."""
+    """Whether a write is under way, or has ended with an unknown outcome, which only `open` settles."""
     checkpointing: asyncio.Task[None] | None = field(default=None)
 
 
@@ -336,7 +336,7 @@ class BucketPartitionStore:
         except (UnknownWriteError, DamagedError):
             return Outcome.UNKNOWN
         if theirs is not None:
-            # Somebody has opened the partition: this store is not its owner's any more.
+            # Another owner has opened the partition.
             self._open_ones.pop(ref, None)
             return Outcome.REFUSED
         opened.writing = False
@@ -399,7 +399,7 @@ class BucketPartitionStore:
     async def _collect(self, ref: PartitionRef, life: str, upto: int, kept: frozenset[int]) -> None:
         """Delete the entries and checkpoints that the one at `upto`, which the head names or has named, makes superfluous.
 
-        Nothing from `upto` on is touched but that entry: this may come late, when others have gone on.
+        It deletes nothing later: other owners may have written more by the time it runs.
         """
         folder = _log_of(ref, life)
         entries = await self._objects.list(folder, folder)
@@ -450,14 +450,17 @@ class BucketPartitionStore:
             head, tag = found
             if not head.life:
                 break
-            # The head stays: what is created next under this name has another folder, which nobody of now can write to.
+            # The head stays, so that the partition's next life gets another folder, to which no present owner writes.
             with contextlib.suppress(UnknownWriteError):
                 if await self._replace_head(ref, _Head(""), tag) is not None:
                     break
         folder = _folder_of(ref) + "/"
-        names = [name for name in await self._objects.list(folder, folder) if name != _head_of(ref)]
-        if names:
-            await self._objects.delete(names)
+        names = await self._objects.list(folder, folder)
+        # Read after the list: whoever has created the partition anew by then keeps what is in the list.
+        present = await self._head(ref)
+        kept = f"{folder}{present[0].life}/" if present is not None and present[0].life else _head_of(ref)
+        if gone := [name for name in names if name != _head_of(ref) and not name.startswith(kept)]:
+            await self._objects.delete(gone)
 
 
 def _changes_too_fast(ref: PartitionRef) -> StoreUnavailableError:

@@ -42,7 +42,7 @@ _OPTIONS: dict[str, Any] = {
         "pool_idle_timeout": timedelta(seconds=20),
     },
 }
-"""No repetitions: see BucketObjects. The time limit of a request is that of its caller; this one only ends what nobody waits for."""
+"""The library repeats nothing: see BucketObjects. Callers have shorter time limits; these end requests that callers have given up."""
 
 
 def in_s3(bucket: str, prefix: str, *, region: str, endpoint: str, access_key_id: str, secret_access_key: str) -> BucketObjects:
@@ -81,8 +81,7 @@ class BucketObjects:
         try:
             with _reading():
                 found = await obstore.get_async(self._store, name)
-                tag = found.meta["e_tag"]
-                return Object(bytes(await found.bytes_async()), tag or "")
+                return Object(bytes(await found.bytes_async()), _tag(found.meta))
         except FileNotFoundError:
             return None
 
@@ -104,10 +103,12 @@ class BucketObjects:
     async def replace(self, name: str, data: bytes, tag: str) -> str | None:
         try:
             with _writing():
-                put = await obstore.put_async(self._store, name, data, mode={"e_tag": tag}, use_multipart=False)
-        except (PreconditionError, FileNotFoundError):
+                e_tag, _, version = tag.partition("\n")
+                expected: Any = {name: text for name, text in (("e_tag", e_tag), ("version", version)) if text}
+                put = await obstore.put_async(self._store, name, data, mode=expected, use_multipart=False)
+        except PreconditionError:
             return None
-        return put["e_tag"] or ""
+        return _tag(put)
 
     async def list(self, prefix: str, after: str) -> Sequence[str]:
         with _reading():
@@ -139,7 +140,8 @@ def _reading() -> Iterator[None]:
     """Every error but a missing object means that the store is not available."""
     try:
         yield
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        _check_bucket(error)
         raise
     except (BaseError, OSError, ValueError) as error:
         raise StoreUnavailableError(_words(error)) from error
@@ -149,12 +151,23 @@ def _reading() -> Iterator[None]:
 def _writing() -> Iterator[None]:
     try:
         yield
-    except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+    except (AlreadyExistsError, PreconditionError):
         raise
     except NOT_DONE as error:
         raise StoreUnavailableError(_words(error)) from error
     except (BaseError, OSError) as error:
         raise UnknownWriteError(_words(error)) from error
+
+
+def _tag(about: Any) -> str:
+    """The tag of a version: Google Cloud Storage compares its number, the others its ETag."""
+    return f"{about['e_tag'] or ''}\n{about['version'] or ''}"
+
+
+def _check_bucket(error: FileNotFoundError) -> None:
+    """Raise StoreUnavailableError if it is the bucket that is missing, and not an object: nothing is known of its objects then."""
+    if any(code in str(error) for code in ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")):
+        raise StoreUnavailableError(_words(error)) from error
 
 
 def _words(error: Exception) -> str:

@@ -70,11 +70,6 @@ class Entry(NamedTuple):
             start += length
         return found
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole object."""
-        return self.body + sum(length for _, length, _ in self.meta.blobs)
-
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Meta).decode
