@@ -1,8 +1,7 @@
 """`python -m bench bucket_costs`: partitions in a bucket, at the latencies of S3 Standard and of S3 Express: rates, the times of calls,
 requests and their price, and takeovers.
 
-The bucket is a process of its own (`bench/bucket_server.py`), and so is the server. Prices are of requests alone, in US dollars: $5 for a
-million writes or lists, and $0.40 for a million reads in S3 Standard; $1.13 and $0.03 in S3 Express.
+The bucket is a process of its own (`bench/bucket_server.py`), and so is the server. Prices are of requests alone, in US dollars.
 """
 
 from __future__ import annotations
@@ -30,21 +29,24 @@ from sluiceway.bench.servers import SLUICEWAY, server
 from sluiceway.bench.systems.sluiceway import Arrow, Json
 from sluiceway.bench.work import Client, Work, run
 from sluiceway.client import AsyncClient, AsyncProducer, LeasedItem
+from sluiceway.model.bucket_prices import S3_EXPRESS, S3_STANDARD, BucketPrices
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, RecordKind
 
 
 class Class(NamedTuple):
-    """A class of storage: median and 99th percentile of a request in ms, and dollars of a million writes and of a million reads."""
+    """A class of storage: the prices of its requests, and the median and 99th percentile of their durations in ms."""
 
-    name: str
+    prices: BucketPrices
     median: float
     p99: float
-    write: float
-    read: float
+
+    @property
+    def name(self) -> str:
+        return self.prices.name
 
 
-CLASSES = (Class("S3 Standard", 60, 200, 5.0, 0.4), Class("S3 Express", 10, 25, 1.13, 0.03))
+CLASSES = (Class(S3_STANDARD, 60, 200), Class(S3_EXPRESS, 10, 25))
 SECONDS, WARM_UP = 10.0, 2.0
 SINGLES_A_SECOND = 1_000
 TAKEOVERS = 100
@@ -225,7 +227,7 @@ async def _send(producer: AsyncProducer, seconds: float, stored: list[float]) ->
 def _price(storage: Class, about: str, before: dict[str, int], after: dict[str, int], items: int, aim: float | None) -> list[Figure]:
     """Requests and dollars of a million items. The aim is for S3 Standard."""
     made = {name: (after.get(name, 0) - before.get(name, 0)) * 1e6 / items for name in ("put", "list", "get", "bytes_put", "bytes_got")}
-    dollars = ((made["put"] + made["list"]) * storage.write + made["get"] * storage.read) / 1e6
+    dollars = ((made["put"] + made["list"]) * storage.prices.write + made["get"] * storage.prices.read) / 1e6
     return [
         Figure(about, "PUTs of a million items", made["put"], ""),
         Figure(about, "LISTs of a million items", made["list"], ""),
