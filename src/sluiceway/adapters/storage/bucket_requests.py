@@ -44,6 +44,11 @@ class BackendRequests:
         return sum(count * self.prices.of(request) for (request, _), count in list(self.outcomes.items()))
 
     @property
+    def total(self) -> int:
+        """All requests."""
+        return sum(list(self.outcomes.values()))
+
+    @property
     def throttled(self) -> int:
         """Requests that the store refused because there were too many."""
         return sum(count for (_, outcome), count in list(self.outcomes.items()) if outcome == "throttled")
