@@ -155,6 +155,13 @@ def test_the_estimate_has_the_prices_of_each_kind() -> None:
     assert counts.dollars == pytest.approx(5.4)
 
 
+def test_bytes_cost_only_where_they_do() -> None:
+    for prices, dollars in ((S3_STANDARD, 0.0), (S3_EXPRESS, 3.2 + 0.6)):
+        counts = BackendRequests(prices)
+        counts.written = counts.read = 1_000 << 30
+        assert counts.dollars == pytest.approx(dollars)
+
+
 @pytest.mark.parametrize(
     ("kind", "bucket_name", "prices"),
     [

@@ -12,12 +12,14 @@ _FREE: Final = "delete"
 
 
 class BucketPrices(NamedTuple):
-    """A class of storage, and its prices in US dollars for a million requests. Every store lists at the price of a write, and deletes for
-    nothing. Storage and traffic, and what S3 Express takes for each byte, come on top."""
+    """A class of storage, and its prices in US dollars: `write` and `read` for a million requests, and for a GiB of them where bytes cost,
+    too. Every store lists at the price of a write, and deletes for nothing. Storage and traffic come on top."""
 
     name: str
     write: float
     read: float
+    gib_written: float = 0.0
+    gib_read: float = 0.0
 
     def of(self, request: BucketRequest) -> float:
         """Dollars of one request."""
@@ -27,7 +29,7 @@ class BucketPrices(NamedTuple):
 
 
 S3_STANDARD: Final = BucketPrices("S3 Standard", write=5.0, read=0.4)
-S3_EXPRESS: Final = BucketPrices("S3 Express", write=1.13, read=0.03)
+S3_EXPRESS: Final = BucketPrices("S3 Express", write=1.13, read=0.03, gib_written=0.0032, gib_read=0.0006)
 _GCS_STANDARD: Final = BucketPrices("GCS Standard, one region", write=5.0, read=0.4)
 _AZURE_HOT: Final = BucketPrices("Azure hot, LRS", write=5.0, read=0.4)
 

@@ -41,7 +41,8 @@ class BackendRequests:
     @property
     def dollars(self) -> float:
         """Estimated price. All requests count, whatever their outcome."""
-        return sum(count * self.prices.of(request) for (request, _), count in list(self.outcomes.items()))
+        requests = sum(count * self.prices.of(request) for (request, _), count in list(self.outcomes.items()))
+        return requests + (self.written * self.prices.gib_written + self.read * self.prices.gib_read) / 2**30
 
     @property
     def total(self) -> int:
