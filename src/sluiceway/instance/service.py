@@ -39,6 +39,7 @@ from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.core.queue.partition_executor import not_here
 from sluiceway.core.queue.routing import HERE, numbers_of
 from sluiceway.core.queue.timer_pacing import TimerPace
+from sluiceway.instance.adoption_mark import check_not_adopted
 from sluiceway.instance.backend_changes import BackendChanges
 from sluiceway.instance.health import check_backends, check_meta, check_partitions
 from sluiceway.instance.problem_watch import ProblemWatch
@@ -181,6 +182,7 @@ class Service:
         self.room.watch(DATA, self._data)
         self._lock = DirectoryLock(self._data, shared=self._membership is not None)
         self._meta = self._open_meta()
+        await check_not_adopted(self._meta, self._data)
         self._audit = AuditTrail(self._meta)
         await self._backends.start(self._meta)
         self._backends.note_room()
