@@ -473,17 +473,19 @@ def test_the_era_is_above_all_of_the_directory(data: Path, tmp_path: Path) -> No
             await own.commit(writes.checks, puts=writes.puts)
         await own.close()
         cluster = Cluster()
-        async with cluster.serving(tmp_path / "instance"):
-            pass
-        assert era_of((await cluster.meta.read([KEYS.resource])).entries[KEYS.resource]) == 2
-        await cluster.adopt(data)
-        highest = max(opened.fence for opened in cluster.disk.partitions.values())
-        # The directory's own era, of a server alone, is the fifth.
-        assert highest.era == 5
-        assert era_of((await cluster.meta.read([KEYS.resource])).entries[KEYS.resource]) == 6
         async with cluster.serving(tmp_path / "instance") as service:
-            assert payloads((await lease(service, "orders", 5)).batches)
-        assert min(opened.fence for opened in cluster.disk.partitions.values()).era == 6
+            await service.create_queue(spec("own"))
+            assert await era(cluster) == 2
+            await cluster.adopt(data)
+            # The directory's era, of a server alone, is the fifth.
+            assert await era(cluster) == 6
+            await eventually(lambda: "orders" in {queue.queue_name for queue in service.queues()})
+            assert payloads((await lease(service, "orders", 5, timeout=60_000)).batches)
+            await produce(service, "own", "x")
+            await eventually(lambda: all(opened.fence.era == 6 for opened in cluster.disk.partitions.values()))
+
+    async def era(cluster: Cluster) -> int:
+        return era_of((await cluster.meta.read([KEYS.resource])).entries[KEYS.resource])
 
     asyncio.run(run())
 

@@ -36,7 +36,7 @@ from sluiceway.local.audit_trail import AUDIT, AuditTrail
 from sluiceway.local.backend import Backend
 from sluiceway.local.backend_pool import OpenStore
 from sluiceway.local.partition_copy import copy_partition
-from sluiceway.local.partition_openings import AT_ONCE, OPENED, Opening, Openings, adopt, key_of, refs_of
+from sluiceway.local.partition_openings import AT_ONCE, OPENED, Opening, Openings, key_of, record_existing, refs_of
 from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.local.storage_identity import record_of, verify
 from sluiceway.model.access import Actor
@@ -202,8 +202,8 @@ class _Adoption:
         sources = await self._sources(queues)
         placement = self._placement(queues, sources)
         # A server does so at its start.
-        await adopt(self._own)
-        await adopt(self._cluster)
+        await record_existing(self._own)
+        await record_existing(self._cluster)
         opened = (await self._own.read(prefixes=[OPENED])).entries
         records = {key: entry.value for key, entry in opened.items()}
         for ref, least in (await self._copy(queues, sources, placement)).items():
