@@ -22,6 +22,7 @@ from sluiceway.testing.drive import OpenStore
 from sluiceway.testing.meta_store_suite import MetaStoreSuite
 from sluiceway.testing.partition_store_suite import PartitionStoreSuite
 from tests.servers.moto_server import MotoServer
+from tests.servers.versity_server import VersityServer
 
 
 class TestMemoryPartitionStore(PartitionStoreSuite):
@@ -85,6 +86,15 @@ class TestBucketPartitionStoreInS3(PartitionStoreSuite):
         return open_store
 
 
+class TestBucketPartitionStoreInVersity(PartitionStoreSuite):
+    @pytest.fixture
+    def open_store(self, versity: VersityServer, request: pytest.FixtureRequest) -> OpenStore[PartitionStore]:
+        async def open_store() -> PartitionStore:
+            return BucketPartitionStore(HedgedReads(versity.objects(request.node.name)), 10_000)
+
+        return open_store
+
+
 class TestMemoryMetaStore(MetaStoreSuite):
     @pytest.fixture
     def open_store(self) -> OpenStore[MetaStore]:
@@ -116,6 +126,15 @@ class TestBucketMetaStoreInS3(MetaStoreSuite):
 
         async def open_store() -> MetaStore:
             return BucketMetaStore(HedgedReads(BucketObjects(bucket)), poll_interval=20)
+
+        return open_store
+
+
+class TestBucketMetaStoreInVersity(MetaStoreSuite):
+    @pytest.fixture
+    def open_store(self, versity: VersityServer, request: pytest.FixtureRequest) -> OpenStore[MetaStore]:
+        async def open_store() -> MetaStore:
+            return BucketMetaStore(HedgedReads(versity.objects(request.node.name)), poll_interval=20)
 
         return open_store
 
