@@ -70,9 +70,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def bucket(median: float = 0.0, p99: float = 0.0) -> Iterator[str]:
-    """A bucket for the duration of the block; its URL."""
-    command = [sys.executable, "-m", "bench.bucket_server", "--median", str(median), "--p99", str(p99)]
+def bucket(median: float = 0.0, p99: float = 0.0, module: str = "bench.bucket_server") -> Iterator[str]:
+    """A bucket for the duration of the block; its URL. `module`: its server's."""
+    command = [sys.executable, "-m", module, "--median", str(median), "--p99", str(p99)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -32,7 +32,8 @@ NOT_DONE = (
     UnknownConfigurationKeyError,
 )
 """Errors of a write that surely did not happen. All others may come after it has: a time-out, a broken connection, a server's error."""
-
+EXPIRED = "<Code>ExpiredToken<"
+"""In S3's answer to credentials that have expired. The library has no error of its own for it, since its status is 400."""
 
 _OPTIONS: dict[str, Any] = {
     "retry_config": {"max_retries": 0},
@@ -156,6 +157,8 @@ def _writing() -> Iterator[None]:
     except NOT_DONE as error:
         raise StoreUnavailableError(_words(error)) from error
     except (BaseError, OSError) as error:
+        if EXPIRED in str(error):
+            raise StoreUnavailableError(_words(error)) from error
         raise UnknownWriteError(_words(error)) from error
 
 
