@@ -81,7 +81,7 @@ class Entries:
         self._newest: dict[str, str] = {}
 
     def note(self, name: str, key_id: str, body: bytes, was_there: bool) -> None:
-        """What is created at a number that was collected is in no log: an opener had it that must start over."""
+        """Note it, unless its number was collected: then it is in no log, as an opener created it that must start over."""
         found = _ENTRY.fullmatch(name)
         if found is None or (found[2] <= self._newest.get(found[1], "") and not was_there):
             return
@@ -117,14 +117,7 @@ class FaultyConnection(Connection):
         status, said, answer = super()._act(method, url, headers, body)
         if method == "PUT" and status == 200 and (key := _KEY_ID.search(headers.get("authorization", ""))):
             self._entries.note(name, key[1], body, was_there)
-        return self._failed(FAULTS[self._fault]) if self._fault and FAULTS[self._fault].status else (status, said, answer)
-
-    def _failed(self, fault: Fault) -> tuple[int, dict[str, str], bytes]:
-        return (
-            fault.status or 500,
-            {"content-type": "application/xml", "etag": '"none"'},
-            f"<Error><Code>{fault.code}</Code></Error>".encode(),
-        )
+        return _failed(fault) if fault and fault.status else (status, said, answer)
 
     def _say(self, status: int, headers: dict[str, str], body: bytes) -> None:
         fault, self._fault = self._fault, ""
@@ -139,7 +132,8 @@ class FaultyConnection(Connection):
 
 
 def _failed(fault: Fault) -> tuple[int, dict[str, str], bytes]:
-    return fault.status or 500, {"content-type": "application/xml", "etag": '"none"'}, f"<Error><Code>{fault.code}</Code></Error>".encode()
+    body = f"<Error><Code>{fault.code}</Code></Error>".encode()
+    return fault.status or 500, {"content-type": "application/xml", "etag": '"none"'}, body
 
 
 if __name__ == "__main__":
