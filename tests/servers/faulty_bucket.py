@@ -21,6 +21,10 @@ class FaultyBucket:
         """Let that share of the requests fail so, until `mend`."""
         self._ask(f"faults/{fault}?{share}")
 
+    def struck(self) -> int:
+        """How many requests the fault has struck by now."""
+        return int(self._ask("struck"))
+
     def mend(self) -> int:
         """End the fault; how many requests it has struck."""
         return int(self._ask("faults"))

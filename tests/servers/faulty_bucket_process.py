@@ -1,8 +1,8 @@
 """The process of `faulty_bucket.FaultyBucket`: the bucket of the benchmarks, with faults, and a record of the log entries that it took.
 
 GET /-/faults/NAME?SHARE strikes that share of the requests that NAME is about, until the next such call, and answers how many were struck
-since the last one; /-/faults ends it. GET /-/entries/FIRST answers the log entries taken from that index on, as [object, key id, fence,
-txn]: a campaign gives each process a key id of its own.
+since the last one; /-/faults ends it, and /-/struck answers how many were by now. GET /-/entries/FIRST answers the log entries taken from
+that index on, as [object, key id, fence, txn]: a campaign gives each process a key id of its own.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class FaultyConnection(Connection):
         if what == "faults":
             name, _, share = more.partition("?")
             return self._faults.switch(name, float(share or 0))
-        return super()._control(call)
+        return self._faults.struck if what == "struck" else super()._control(call)
 
     def _act(self, method: str, url: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         self._fault = self._faults.strike(method)

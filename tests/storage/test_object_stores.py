@@ -91,6 +91,21 @@ async def test_a_write_that_fails_is_unknown_unless_it_surely_was_not_done(
 
 
 @driven
+async def test_a_write_that_meets_another_is_not_done(faulty: FaultyBucket) -> None:
+    """S3 answers 409 to one of two conditional writes at the same time."""
+    objects = in_faulty(faulty)
+    await objects.create("met", b"data")
+    found = await objects.get("met")
+    assert found is not None
+    faulty.inject("conflict", 1.0)
+    assert not await objects.create("meeting", b"data")
+    with pytest.raises(StoreUnavailableError):
+        await objects.replace("met", b"other", found.tag)
+    assert faulty.mend() == 2
+    assert await objects.get("met") == found
+
+
+@driven
 @pytest.mark.parametrize("fault", ["slow-down", "internal-error", "reset", "truncated", "expired-token", "access-denied", "no-bucket"])
 async def test_a_read_that_fails_is_no_missing_object(faulty: FaultyBucket, fault: str) -> None:
     objects, name = in_faulty(faulty), f"read-{fault}"

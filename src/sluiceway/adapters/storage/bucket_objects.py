@@ -109,6 +109,9 @@ class BucketObjects:
                 put = await obstore.put_async(self._store, name, data, mode=expected, use_multipart=False)
         except PreconditionError:
             return None
+        except AlreadyExistsError as error:
+            # S3's answer (409) to one of two writes at the same time. The tag may be the same still.
+            raise StoreUnavailableError(_words(error)) from error
         return _tag(put)
 
     async def list(self, prefix: str, after: str) -> Sequence[str]:
