@@ -58,11 +58,11 @@ class Campaign(cluster.Campaign):
     @classmethod
     def _add_options(cls, parser: argparse.ArgumentParser) -> None:
         super()._add_options(parser)
-        parser.set_defaults(seconds=120.0, every=6.0, cut=6.0, creates=20, relays=100)
+        parser.set_defaults(seconds=60.0, every=6.0, cut=5.0, creates=20, relays=100)
         parser.add_argument(
             "--fault", type=float, default=12.0, help="seconds of a fault that strikes every request; others last half as long"
         )
-        parser.add_argument("--gateway", type=float, default=60.0, help="seconds of kills on versitygw")
+        parser.add_argument("--gateway", type=float, default=30.0, help="seconds of kills on versitygw")
         parser.add_argument("--meta", action="store_true", help="the meta store is in the bucket, too")
         parser.add_argument("--median", type=float, default=60.0, help="of a request's latency, in milliseconds")
         parser.add_argument("--p99", type=float, default=200.0)

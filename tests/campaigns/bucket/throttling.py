@@ -77,6 +77,9 @@ def _one(report: Report, traffic: Traffic, bucket: FaultyBucket, chance: random.
     if served.missing:
         report.fail(f"{strike}: never served again: {', '.join(served.missing)}")
     report.within(f"{strike}: recovery of {served.last}", served.seconds, SERVED_WITHIN)
+    # What was acknowledged is to be in the bucket, and not only in its owner's memory.
+    traffic.fleet.end()
+    traffic.fleet.start()
     traffic.progress(50)
     traffic.drain(chance.randrange(traffic.fleet.homes))
     told = ", ".join(f"{said[name]} {name}" for name in OUTCOMES)
