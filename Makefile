@@ -186,11 +186,15 @@ crash: setup ## Kill real processes in mid-work and check that nothing is lost (
 test-cluster: setup ## Kill, freeze, cut off and stop instances of real clusters under load (ARGS='kills --seconds 30': some of it)
 	@$(BIN)/python -m tests.campaigns.cluster $(ARGS)
 
-test-bucket: setup ## Partitions in a bucket: suites, specification, 10,000 simulated histories, and a cluster under load (ARGS='kills --seconds 30': of that)
-	@$(BIN)/python -m pytest -q tests/storage/test_bucket_faults.py tests/storage/test_bucket_server.py tests/storage/test_conformance_stores.py -k 'Bucket or bucket'
-	@$(BIN)/python -m spec --numbers 7 --cycles 2
+test-bucket: setup ## Partitions in a bucket: suites, specification, 10,000 simulated histories, clusters and rebalances under load (ARGS='kills --seconds 30': of that)
+	@$(BIN)/python -m tests.servers.versity_server
+	@$(BIN)/python -m tests.servers.azurite_server
+	@$(BIN)/python -m tests.servers.fake_gcs_server
+	@$(BIN)/python -m pytest -q tests/storage/test_bucket_*.py tests/storage/test_object_stores.py tests/storage/test_conformance_stores.py -k 'Bucket or bucket or object'
+	@$(BIN)/python -m spec --owners 3 --heads 2
 	@$(BIN)/python -m simulation --bucket --seeds $(or $(SEEDS),10000) --jobs $(or $(JOBS),2)
 	@$(BIN)/python -m tests.campaigns.bucket $(ARGS)
+	@[ -n "$(ARGS)" ] || $(BIN)/python -m tests.campaigns.rebalance --bucket together order kills --queue orders --items 3000
 
 test-rebalance: setup ## Add, remove and move partitions of real servers under load, and kill them at every step (ARGS='order copies': some of it)
 	@$(BIN)/python -m tests.campaigns.rebalance $(ARGS)

@@ -1,8 +1,7 @@
 """`python -m bench bucket_costs`: partitions in a bucket, at the latencies of S3 Standard and of S3 Express: rates, the times of calls,
 requests and their price, and takeovers.
 
-The bucket is a process of its own (`bench/bucket_server.py`), and so is the server. Prices are of requests alone, in US dollars: $5 for a
-million writes or lists, and $0.40 for a million reads in S3 Standard; $1.13 and $0.03 in S3 Express.
+The bucket is a process of its own (`bench/bucket_server.py`), and so is the server. Prices are of requests alone, in US dollars.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +18,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,29 +27,37 @@ from sluiceway.adapters.storage.bucket_objects import BucketObjects, in_s3
 from sluiceway.adapters.storage.hedged_reads import HedgedReads
 from sluiceway.bench.figures import Figure, progress, table
 from sluiceway.bench.load import Connection
-from sluiceway.bench.servers import SLUICEWAY, server
+from sluiceway.bench.servers import SLUICEWAY, peak, server
 from sluiceway.bench.systems.sluiceway import Arrow, Json
 from sluiceway.bench.work import Client, Work, run
 from sluiceway.client import AsyncClient, AsyncProducer, LeasedItem
+from sluiceway.model.bucket_prices import S3_EXPRESS, S3_STANDARD, BucketPrices
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, RecordKind
 
 
 class Class(NamedTuple):
-    """A class of storage: median and 99th percentile of a request in ms, and dollars of a million writes and of a million reads."""
+    """A class of storage: the prices of its requests, the median and 99th percentile of their durations in ms, and the `commit_window` for
+    them."""
 
-    name: str
+    prices: BucketPrices
     median: float
     p99: float
-    write: float
-    read: float
+    window: str
+
+    @property
+    def name(self) -> str:
+        return self.prices.name
 
 
-CLASSES = (Class("S3 Standard", 60, 200, 5.0, 0.4), Class("S3 Express", 10, 25, 1.13, 0.03))
+CLASSES = (Class(S3_STANDARD, 60, 200, "10ms"), Class(S3_EXPRESS, 10, 25, "2ms"))
 SECONDS, WARM_UP = 10.0, 2.0
 SINGLES_A_SECOND = 1_000
-TAKEOVERS = 100
-REF = PartitionRef("aaaaaaaa", 0)
+TAKEOVERS = 50
+TAKEN_OVER = 20
+PARTS = ("rates", "takeovers", "waiting")
+WAITING = 10_000_000
+QUEUE = "bench"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,12 +65,19 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench bucket_costs", description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
     parser.add_argument("--takeovers", type=int, default=TAKEOVERS)
+    parser.add_argument("--waiting", type=int, default=WAITING, help="items that wait while a server is killed")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of these only")
+    parser.add_argument("--class", dest="classes", action="append", choices=[each.name for each in CLASSES], help="of these only")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     figures: list[Figure] = []
-    for each in CLASSES:
-        figures += _rates(each, given.seconds)
-        figures += run(_takeovers(each, given.takeovers))
+    for each in (each for each in CLASSES if each.name in (given.classes or each.name)):
+        if "rates" in given.parts:
+            figures += _rates(each, given.seconds)
+        if "takeovers" in given.parts:
+            figures += run(_takeovers(each, given.takeovers))
+        if "waiting" in given.parts:
+            figures += _waiting(each, given.waiting)
     print(json.dumps([figure.document() for figure in figures], indent=1) if given.json else table(figures))
     return int(any(figure.missed for figure in figures))
 
@@ -70,9 +86,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def bucket(median: float = 0.0, p99: float = 0.0) -> Iterator[str]:
-    """A bucket for the duration of the block; its URL."""
-    command = [sys.executable, "-m", "bench.bucket_server", "--median", str(median), "--p99", str(p99)]
+def bucket(median: float = 0.0, p99: float = 0.0, module: str = "bench.bucket_server") -> Iterator[str]:
+    """A bucket for the duration of the block; its URL. `module`: its server's."""
+    command = [sys.executable, "-m", module, "--median", str(median), "--p99", str(p99)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -92,9 +108,7 @@ def _counts(url: str) -> dict[str, int]:
 def _rates(storage: Class, seconds: float) -> list[Figure]:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="sluiceway-bucket-") as folder, bucket(storage.median, storage.p99) as url:
-        config = Path(folder) / "sluiceway.toml"
-        keys = 'access_key_id = "bench"\nsecret_access_key = "env:BENCH_SECRET"'
-        config.write_text(f'[backends.bucket]\nkind = "s3"\nbucket = "bench"\nregion = "none"\nendpoint = "{url}"\n{keys}\n')
+        config = _config(storage, Path(folder), url)
         with _secret(), server(SLUICEWAY, Path(folder) / "data", "--config", str(config)) as started:
             for name, work, partitions in (
                 ("batches of 1,000, 8 clients, 4 partitions", Work.named("arrow-1000x100-c8"), 4),
@@ -104,10 +118,18 @@ def _rates(storage: Class, seconds: float) -> list[Figure]:
             ):
                 progress(f"{storage.name}: {name}")
                 figures += run(_cycles(storage, f"{storage.name}, {name}", started.url, url, work, partitions, seconds))
-            for partitions in (1, 4):
+            for partitions in (1, 4, 100):
                 progress(f"{storage.name}: {SINGLES_A_SECOND} single items a second, {partitions} partitions")
                 figures += run(_paced(storage, started.url, url, partitions, seconds))
     return figures
+
+
+def _config(storage: Class, folder: Path, url: str) -> Path:
+    config = folder / "sluiceway.toml"
+    keys = 'access_key_id = "bench"\nsecret_access_key = "env:BENCH_SECRET"'
+    where = f'kind = "s3"\nbucket = "bench"\nregion = "none"\nendpoint = "{url}"\ncommit_window = "{storage.window}"'
+    config.write_text(f"[backends.bucket]\n{where}\n{keys}\n")
+    return config
 
 
 @contextmanager
@@ -225,7 +247,7 @@ async def _send(producer: AsyncProducer, seconds: float, stored: list[float]) ->
 def _price(storage: Class, about: str, before: dict[str, int], after: dict[str, int], items: int, aim: float | None) -> list[Figure]:
     """Requests and dollars of a million items. The aim is for S3 Standard."""
     made = {name: (after.get(name, 0) - before.get(name, 0)) * 1e6 / items for name in ("put", "list", "get", "bytes_put", "bytes_got")}
-    dollars = ((made["put"] + made["list"]) * storage.write + made["get"] * storage.read) / 1e6
+    dollars = ((made["put"] + made["list"]) * storage.prices.write + made["get"] * storage.prices.read) / 1e6
     return [
         Figure(about, "PUTs of a million items", made["put"], ""),
         Figure(about, "LISTs of a million items", made["list"], ""),
@@ -236,6 +258,54 @@ def _price(storage: Class, about: str, before: dict[str, int], after: dict[str, 
     ]
 
 
+# ---- many that wait ----------------------------------------------------------------------------------------------
+
+
+def _waiting(storage: Class, items: int) -> list[Figure]:
+    """Kill a server with that many waiting items in a partition, and start it again."""
+    figures: list[Figure] = []
+    for work in (Work("produce", "arrow", 1_000, 8, 8), Work("produce", "arrow", 100, 8, 64)):
+        about = f"{storage.name}, {items:,} items wait, produced in batches of {work.batch:,}"
+        progress(about)
+        with tempfile.TemporaryDirectory(prefix="sluiceway-bucket-") as folder, bucket() as url, _secret():
+            arguments = Path(folder) / "data", "--config", str(_config(storage, Path(folder), url))
+            with server(SLUICEWAY, *arguments) as started:
+                run(_fill(started.url, work, items))
+                os.kill(started.pid, signal.SIGKILL)
+            urllib.request.urlopen(f"{url}/-/latency/{storage.median}/{storage.p99}").close()
+            began = time.perf_counter()
+            with server(SLUICEWAY, *arguments) as started:
+                run(_lease_one(started.url))
+                took = time.perf_counter() - began
+                figures += [
+                    Figure(about, "from the start of the process until one is leased", took, "s", 5.0),
+                    Figure(about, "memory of the process, at most", peak(started.pid) / 1e6, "MB", 400.0),
+                ]
+    return figures
+
+
+async def _fill(url: str, work: Work, items: int) -> None:
+    connections = [Connection(url) for _ in range(work.clients)]
+    for each in connections:
+        await each.open()
+    await connections[0].post("/v1/queues.create", json.dumps({"queue_name": QUEUE, "requested_partitions": 1}).encode())
+    batches = iter(range(items // work.batch))
+
+    async def produce(connection: Connection) -> None:
+        client = Arrow(connection, QUEUE, work)
+        for _ in batches:
+            await client.produce()
+
+    await asyncio.gather(*map(produce, connections))
+    for each in connections:
+        await each.close()
+
+
+async def _lease_one(url: str) -> None:
+    async with AsyncClient(url) as client:
+        assert (await client.lease(QUEUE, request_timeout=timedelta(seconds=60))).items
+
+
 # ---- takeovers ------------------------------------------------------------------------------------------------
 
 
@@ -244,28 +314,39 @@ def _objects(url: str) -> BucketObjects:
 
 
 async def _takeovers(storage: Class, times: int) -> list[Figure]:
-    """Open a partition again and again, after different numbers of cycles since its last checkpoint."""
-    about = f"{storage.name}, takeover of a partition"
+    """Open the partitions of an owner that has died, again and again, after different numbers of cycles."""
+    about = f"{storage.name}, {TAKEN_OVER} partitions of a dead owner are opened"
     progress(about)
-    took: list[float] = []
+    each_took: list[float] = []
+    all_took: list[float] = []
+    refs = [PartitionRef("k7f3q2ma", number) for number in range(TAKEN_OVER)]
+    txns = dict.fromkeys(refs, 0)
     with bucket(storage.median, storage.p99) as url:
-        # Written by a store of its own, which is left behind as by a machine that died.
-        owner = BucketPartitionStore(HedgedReads(_objects(url)), 10_000)
-        txn = 0
         for number in range(times):
+            # It is left behind, as by a machine that died.
+            owner = BucketPartitionStore(HedgedReads(_objects(url)), 10_000)
+            # Serving already: it has proved that the bucket is fit.
+            await owner.identify(None)
             fence = Fence(1, number + 1, 1)
             began = time.perf_counter()
-            snapshot = await owner.open(REF, fence)
-            took.append(time.perf_counter() - began)
-            assert snapshot.txn == txn
-            for _ in range(number % 8):
-                txn += 1
-                outcome = await owner.apply(REF, Changes(txn, b"header", puts={(RecordKind.LEASE, str(txn % 50)): bytes(200)}), fence)
-                assert outcome is Outcome.DONE
-            await owner.release(REF)
-        await owner.close()
-    took.sort()
-    return [
-        Figure(about, f"of {times}, {part}", took[int(len(took) * share)], "s", 1.0 if part == "p99" else None)
-        for part, share in (("p50", 0.5), ("p99", 0.99))
-    ]
+
+            async def opens(ref: PartitionRef, owner: BucketPartitionStore = owner, fence: Fence = fence, began: float = began) -> None:
+                snapshot = await owner.open(ref, fence)
+                each_took.append(time.perf_counter() - began)
+                assert snapshot.txn == txns[ref]
+
+            await asyncio.gather(*map(opens, refs))
+            all_took.append(time.perf_counter() - began)
+            for _ in range(number % 8 * 4):
+                ref = refs[number % len(refs)]
+                txns[ref] += 1
+                changes = Changes(txns[ref], b"header", puts={(RecordKind.LEASE, str(txns[ref] % 50)): bytes(200)})
+                assert await owner.apply(ref, changes, fence) is Outcome.DONE
+    figures = []
+    for name, took in (("one", each_took), ("all", all_took)):
+        took.sort()
+        figures += [
+            Figure(about, f"{name}, {part}", took[int(len(took) * share)], "s", 1.0 if part == "p99" else None)
+            for part, share in (("p50", 0.5), ("p99", 0.99))
+        ]
+    return figures

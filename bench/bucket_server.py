@@ -1,8 +1,9 @@
 """An object store with the interface of S3, in memory, as a process of its own: with the latencies of a real one, and a count of what it
 would cost.
 
-`python -m bench.bucket_server --median 60 --p99 200` prints its URL. GET /-/counts answers the number of requests by kind as JSON. It knows
-what obstore asks of it: PUT with conditions, GET with ranges, lists, deletions. Signatures are not checked.
+`python -m bench.bucket_server --median 60 --p99 200` prints its URL. GET /-/counts answers the number of requests by kind as JSON, and GET
+/-/latency/60/200 changes the latencies. It knows what obstore asks of it: PUT with conditions, GET with ranges, lists, deletions.
+Signatures are not checked.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import math
 import random
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from collections.abc import Callable
 from email.utils import formatdate
 from html import escape, unescape
+from http import HTTPStatus
 from re import findall
 from statistics import NormalDist
 from typing import Any
@@ -27,7 +30,6 @@ import uvloop
 
 PAGE = 1_000
 """Names in one answer to a list, as S3."""
-_HEADS = {200: b"200 OK", 204: b"204 No Content", 206: b"206 Partial Content", 404: b"404 Not Found", 412: b"412 Precondition Failed"}
 
 
 class Objects:
@@ -71,6 +73,10 @@ class Latency:
     """Log-normal, with that median and 99th percentile in milliseconds; 0: none."""
 
     def __init__(self, median: float, p99: float) -> None:
+        self.become(median, p99)
+
+    def become(self, median: float, p99: float) -> None:
+        """Change it."""
         self._median = median
         self._sigma = math.log(p99 / median) / NormalDist().inv_cdf(0.99) if median else 0.0
 
@@ -107,12 +113,19 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         method, url, headers, body = self._parser.get_method().decode(), self._url.decode(), self._headers, b"".join(self._body)
         loop, half = asyncio.get_running_loop(), self._latency.seconds() / 2
-        if url == "/-/counts":
-            self._say(200, {}, json.dumps(self._objects.counts).encode())
+        if url.startswith("/-/"):
+            self._say(200, {}, json.dumps(self._control(url.removeprefix("/-/"))).encode())
         elif not half:
             self._say(*self._act(method, url, headers, body))
         else:
             loop.call_later(half, lambda: loop.call_later(half, self._say, *self._act(method, url, headers, body)))
+
+    def _control(self, call: str) -> Any:
+        """The answer to what a benchmark asks of the server itself."""
+        what, *given = call.split("/")
+        if what == "latency":
+            self._latency.become(*map(float, given))
+        return self._objects.counts
 
     def _act(self, method: str, url: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         path, _, query = url.partition("?")
@@ -161,26 +174,32 @@ class Connection(asyncio.Protocol):
         return 206, headers | {"content-range": f"bytes {first}-{int(first) + len(piece) - 1}/{len(data)}"}, piece
 
     def _say(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        lines = b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
         if not self._transport.is_closing():
-            self._transport.write(b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\n\r\n" % (_HEADS[status], lines, len(body)) + body)
+            self._transport.write(head(status, headers, len(body)) + body)
 
 
-async def serve(median: float, p99: float) -> None:
-    objects, latency = Objects(), Latency(median, p99)
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(objects, latency), "127.0.0.1", 0)
+def head(status: int, headers: dict[str, str], length: int) -> bytes:
+    """An answer up to its body."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}content-length: {length}\r\n\r\n".encode()
+
+
+def run(about: str | None, connection: Callable[[Objects, Latency], Connection]) -> None:
+    """Serve on a free port until the process ends, with the latencies that the command line asks for."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--median", type=float, default=0.0, help="of a request's latency, in milliseconds")
+    parser.add_argument("--p99", type=float, default=0.0)
+    given = parser.parse_args()
+    objects, latency = Objects(), Latency(given.median, given.p99)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(lambda: connection(objects, latency)))
+
+
+async def _serve(connection: Callable[[], Connection]) -> None:
+    server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.bucket_server", description=__doc__)
-    parser.add_argument("--median", type=float, default=0.0, help="of a request's latency, in milliseconds")
-    parser.add_argument("--p99", type=float, default=0.0)
-    given = parser.parse_args()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(given.median, given.p99))
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, Connection)

@@ -1,7 +1,7 @@
-"""Simulated owners of one partition in a bucket: they open it under rising fences, commit cycles, sleep, are frozen and killed.
+"""Simulated owners of partitions in a bucket: they open them under rising fences, commit cycles, sleep, are frozen and killed.
 
-What is checked: an acknowledged cycle is in every state that is opened later; a refused one in none; all states are beginnings of one
-history; and each blob is what was written.
+What is checked of each partition: an acknowledged cycle is in every state that is opened later; a refused one in none; all states are
+beginnings of one history; and each blob is what was written.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from simulation.bucket_objects import Bucket, BucketWeather, SimObjects
 from simulation.loop import Loop, Process, simulated
 from simulation.promises import check
 from simulation.world import EventLog
+from sluiceway.adapters.storage import bucket
 from sluiceway.adapters.storage.bucket import BucketPartitionStore
 from sluiceway.adapters.storage.hedged_reads import HedgedReads
-from sluiceway.core.bucket import partition_log
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.object_store import ObjectStore
@@ -31,7 +31,6 @@ from sluiceway.ports.partition_store import (
     StoreUnavailableError,
 )
 
-REF = PartitionRef("k7f3q2ma", 0)
 TRAFFIC: Millis = 60_000
 """How long faults last, in milliseconds."""
 
@@ -54,6 +53,30 @@ def run_bucket(seed: int, log: EventLog | None = None) -> None:
     BucketWorld(seed, log).live()
 
 
+class Line:
+    """A partition, and what is known of it."""
+
+    def __init__(self, number: int, rests: float) -> None:
+        self.rests = rests
+        """How often its owner pauses between two cycles."""
+        self.ref = PartitionRef("k7f3q2ma", number)
+        self.fences = 0
+        self.history: dict[int, str] = {}
+        """The cycle of each number, as far as any state has shown or an answer has said."""
+        self.acknowledged: dict[int, str] = {}
+        self.refused: set[str] = set()
+        self.least: Least | None = None
+        """The acknowledged state of the last opening: no storage may be older."""
+
+    def next_fence(self) -> Fence:
+        self.fences += 1
+        return Fence(1, self.fences, 1)
+
+    def note(self, txn: int, label: str) -> None:
+        known = self.history.setdefault(txn, label)
+        check(known == label, f"cycle {txn} is {known}, and {label}")
+
+
 class BucketWorld:
     """One history, determined by its seed. `live` raises BrokenPromiseError when an invariant is violated."""
 
@@ -64,25 +87,20 @@ class BucketWorld:
         self.weather = weather_of(self.random)
         self.patience: Millis = self.random.choice([300, 1_500, 4_000])
         """How long a write of unknown outcome is repeated."""
+        self.window: Millis = self.random.choice([0, 0, 10, 200])
         self.bucket = Bucket()
-        self.fences = 0
-        self.history: dict[int, str] = {}
-        """The cycle of each number, as far as any state has shown or an answer has said."""
-        self.acknowledged: dict[int, str] = {}
-        self.refused: set[str] = set()
+        self.lines = [Line(number, self.random.choice([0.02, 0.5])) for number in range(self.random.choice([1, 2, 2, 4]))]
         self.blobs: dict[str, bytes] = {}
         """Content of each blob that a cycle wrote, by its label."""
-        self.least: Least | None = None
-        """The acknowledged state of the last opening: no storage may be older."""
         self.opened = self.cycles = 0
 
     def live(self) -> None:
-        entries, partition_log.CHECKPOINT_ENTRIES = partition_log.CHECKPOINT_ENTRIES, self.random.choice([1, 2, 3, 8, 30])
+        entries, bucket.CHECKPOINT_ENTRIES = bucket.CHECKPOINT_ENTRIES, self.random.choice([1, 2, 3, 8, 30])
         try:
             with simulated(self.loop):
                 self.loop.run_until_complete(self._script())
         finally:
-            partition_log.CHECKPOINT_ENTRIES = entries
+            bucket.CHECKPOINT_ENTRIES = entries
             self.loop.close()
 
     async def _script(self) -> None:
@@ -110,29 +128,39 @@ class BucketWorld:
         await self.loop.begin(last, self._check_end(last))
 
     async def _check_end(self, process: Process) -> None:
-        """In fair weather the partition opens, takes cycles, and has every blob."""
+        """In fair weather the partitions open, take cycles, and have every blob."""
         store = self._store(process)
-        fence = self._next_fence()
-        snapshot = await store.open(REF, fence)
-        self._opened("last", fence, snapshot)
-        for _ in range(40):
-            snapshot = self._followed(snapshot, await self._cycle("last", store, fence, snapshot))
-        await self._read(store, snapshot, every=True)
+        await asyncio.gather(*(self._check_line(line, store) for line in self.lines))
         await store.close()
         again = self._store(process)
-        self._opened("last", fence, await again.open(REF, self._next_fence()))
+        for line in self.lines:
+            fence = line.next_fence()
+            self._opened("last", line, fence, await again.open(line.ref, fence))
         await again.close()
+
+    async def _check_line(self, line: Line, store: BucketPartitionStore) -> None:
+        fence = line.next_fence()
+        snapshot = await store.open(line.ref, fence)
+        self._opened("last", line, fence, snapshot)
+        for _ in range(40):
+            outcome, changes = await self._cycle("last", line, store, fence, snapshot)
+            check(outcome is Outcome.DONE, "a cycle is not carried out in fair weather")
+            snapshot = self._followed(snapshot, changes)
+        await self._read(line, store, snapshot, every=True)
 
     # ---- owners -----------------------------------------------------------------------------------------------
 
     def _begin(self, name: str) -> Process:
         process = self.loop.add(Process(name))
-        self.loop.begin(process, self._owned(name, process))
+        store = self._store(process)
+        for line in self.lines:
+            if len(self.lines) < 3 or self.random.random() < 0.6:
+                self.loop.begin(process, self._owned(name, line, store))
         return process
 
-    async def _owned(self, name: str, process: Process) -> None:
+    async def _owned(self, name: str, line: Line, store: BucketPartitionStore) -> None:
         try:
-            await self._own(name, process)
+            await self._own(name, line, store)
         except Exception as error:
             # It would be lost with a killed process.
             self.loop.fail(error)
@@ -150,45 +178,50 @@ class BucketWorld:
         objects: ObjectStore = SimObjects(self.bucket, lambda: self.weather, self.loop, process, self.random)
         if self.random.random() < 0.5:
             objects = HedgedReads(objects)
-        return BucketPartitionStore(objects, self.patience, lambda: self.random.getrandbits(64).to_bytes(8, "big"))
+        return BucketPartitionStore(objects, self.patience, self.window, lambda: self.random.getrandbits(64).to_bytes(8, "big"))
 
-    def _next_fence(self) -> Fence:
-        self.fences += 1
-        return Fence(1, self.fences, 1)
-
-    async def _own(self, name: str, process: Process) -> None:
+    async def _own(self, name: str, line: Line, store: BucketPartitionStore) -> None:
         """Open the partition again and again, and commit cycles until a commit fails, or for a while."""
-        store = self._store(process)
         while True:
-            fence = self._next_fence()
+            fence = line.next_fence()
             # It may be long until the owner uses what it was granted.
             await asyncio.sleep(self.random.choice([0, 0, 0.1, 2, 10]))
-            acknowledged = dict(self.acknowledged)
+            acknowledged = dict(line.acknowledged)
             try:
-                snapshot = await store.open(REF, fence, self.least)
+                snapshot = await store.open(line.ref, fence, line.least)
             except (FencedError, StoreUnavailableError) as error:
-                self.note(name, fence, "is not opened:", error)
+                self.note(name, line.ref.partition, fence, "is not opened:", error)
                 continue
             except DamagedError as error:
                 check(False, f"{name} finds damage: {error}")
                 return
-            self._opened(name, fence, snapshot, acknowledged)
+            self._opened(name, line, fence, snapshot, acknowledged)
             for _ in range(self.random.choice([1, 5, 20, 100])):
-                outcome = await self._cycle(name, store, fence, snapshot)
-                snapshot = self._followed(snapshot, outcome)
-                if outcome is None:
+                outcome, changes = await self._cycle(name, line, store, fence, snapshot)
+                if outcome is Outcome.REFUSED and self.random.random() < 0.3:
+                    # The port allows the next cycle under the same fence.
+                    continue
+                if outcome is not Outcome.DONE:
                     break
+                snapshot = self._followed(snapshot, changes)
                 if self.random.random() < 0.2:
-                    await self._read(store, snapshot)
+                    await self._read(line, store, snapshot)
                 if self.random.random() < 0.05:
-                    await store.release(REF)
-                    break
+                    await store.release(line.ref)
+                    if self.random.random() < 0.5:
+                        # It goes on, as an owner whose partition had been taken for idle.
+                        break
+                if self.random.random() < 0.03:
+                    await self._browse(name, line, store)
+                if self.random.random() < line.rests:
+                    # So long that others' cycles make it leave the journal.
+                    await asyncio.sleep(self.random.choice([0.5, 1, 5]))
             await asyncio.sleep(self.random.choice([0, 0.5, 3]))
 
-    async def _cycle(self, name: str, store: BucketPartitionStore, fence: Fence, snapshot: Snapshot) -> Changes | None:
-        """Commit a cycle. Returns its changes if they are acknowledged."""
+    async def _cycle(self, name: str, line: Line, store: BucketPartitionStore, fence: Fence, snapshot: Snapshot) -> tuple[Outcome, Changes]:
+        """Commit a cycle. Sometimes the owner does not wait for the answer."""
         self.cycles += 1
-        txn, label = snapshot.txn + 1, f"{name}.{fence.grant}.{self.cycles}"
+        txn, label = snapshot.txn + 1, f"{name}.{line.ref.partition}.{fence.grant}.{self.cycles}"
         changes = Changes(txn, label.encode(), puts={(RecordKind.KEY, f"{txn:06}"): label.encode()})
         live = sorted(key for kind, key in snapshot.records if kind is RecordKind.BLOB)
         if self.random.random() < 0.7:
@@ -202,34 +235,36 @@ class BucketWorld:
             kept = self.random.choice(live)
             changes.compacted_blobs = {int(kept): self._blob(f"{label} again")}
             changes.puts[RecordKind.BLOB, kept] = f"{label} again".encode()
-        outcome = await store.apply(REF, changes, fence)
-        self.note(name, fence, txn, label, outcome.value)
+        patience = self.random.choice([0.05, 0.3]) if name != "last" and self.random.random() < 0.03 else None
+        try:
+            async with asyncio.timeout(patience):
+                outcome = await store.apply(line.ref, changes, fence)
+        except TimeoutError:
+            outcome = Outcome.UNKNOWN
+        self.note(name, line.ref.partition, fence, txn, label, outcome.value)
         if outcome is Outcome.DONE:
-            self._note_history(txn, label)
-            self.acknowledged[txn] = label
-            check(label not in self.refused, f"{label} is acknowledged after it was refused")
-            return changes
-        if outcome is Outcome.REFUSED:
-            self.refused.add(label)
-            check(label not in self.history.values(), f"{label} was refused, and is in the history")
-        return None
+            line.note(txn, label)
+            line.acknowledged[txn] = label
+            check(label not in line.refused, f"{label} is acknowledged after it was refused")
+        elif outcome is Outcome.REFUSED:
+            line.refused.add(label)
+            check(label not in line.history.values(), f"{label} was refused, and is in the history")
+        return outcome, changes
 
     def _blob(self, label: str) -> bytes:
         data = self.random.randbytes(self.random.choice([0, 1, 40]))
         self.blobs[label] = data
         return data
 
-    def _followed(self, snapshot: Snapshot, changes: Changes | None) -> Snapshot:
-        if changes is None:
-            return snapshot
+    def _followed(self, snapshot: Snapshot, changes: Changes) -> Snapshot:
         records = {key: value for key, value in snapshot.records.items() if key not in changes.deletes} | changes.puts
         return Snapshot(changes.txn, changes.header, records)
 
-    async def _read(self, store: BucketPartitionStore, snapshot: Snapshot, *, every: bool = False) -> None:
+    async def _read(self, line: Line, store: BucketPartitionStore, snapshot: Snapshot, *, every: bool = False) -> None:
         wanted = {int(key): label.decode() for (kind, key), label in snapshot.records.items() if kind is RecordKind.BLOB}
         numbers = sorted(wanted) if every else sorted(wanted)[:5]
         try:
-            found = await store.read(REF, numbers)
+            found = await store.read(line.ref, numbers)
         except (StoreUnavailableError, DamagedError) as error:
             # A former owner's store may not know that it is one: what it misses, the present one has dropped.
             self.note("not read:", error)
@@ -241,22 +276,35 @@ class BucketWorld:
 
     # ---- what must hold ---------------------------------------------------------------------------------------
 
-    def _opened(self, name: str, fence: Fence, snapshot: Snapshot, acknowledged: dict[int, str] | None = None) -> None:
+    def _opened(self, name: str, line: Line, fence: Fence, snapshot: Snapshot, acknowledged: dict[int, str] | None = None) -> None:
         self.opened += 1
-        if self.least is None or fence > self.least.fence:
-            self.least = Least(fence, snapshot.txn)
-        self.note(name, fence, "opens at", snapshot.txn)
+        if line.least is None or fence > line.least.fence:
+            line.least = Least(fence, snapshot.txn)
+        self.note(name, line.ref.partition, fence, "opens at", snapshot.txn)
+        self._check_state(name, line, snapshot, line.acknowledged if acknowledged is None else acknowledged)
+
+    async def _browse(self, name: str, line: Line, store: BucketPartitionStore) -> None:
+        acknowledged = dict(line.acknowledged)
+        try:
+            snapshot = await store.browse(line.ref)
+        except StoreUnavailableError as error:
+            self.note(name, line.ref.partition, "is not browsed:", error)
+            return
+        except DamagedError as error:
+            check(False, f"{name} finds damage as it browses: {error}")
+            return
+        self.note(name, line.ref.partition, "is browsed at", snapshot.txn)
+        self._check_state(name, line, snapshot, acknowledged)
+
+    def _check_state(self, name: str, line: Line, snapshot: Snapshot, acknowledged: dict[int, str]) -> None:
+        """It has every cycle that was acknowledged before it was asked for, and none that was refused."""
         cycles = {int(key): label.decode() for (kind, key), label in snapshot.records.items() if kind is RecordKind.KEY}
         check(sorted(cycles) == list(range(1, snapshot.txn + 1)), f"{name} opens a state with gaps")
-        for txn, label in (self.acknowledged if acknowledged is None else acknowledged).items():
+        for txn, label in acknowledged.items():
             check(cycles.get(txn) == label, f"{name} opens a state without {label}, which was acknowledged as cycle {txn}")
         for txn, label in cycles.items():
-            check(label not in self.refused, f"{name} opens a state with {label}, which was refused")
-            self._note_history(txn, label)
-
-    def _note_history(self, txn: int, label: str) -> None:
-        known = self.history.setdefault(txn, label)
-        check(known == label, f"cycle {txn} is {known}, and {label}")
+            check(label not in line.refused, f"{name} opens a state with {label}, which was refused")
+            line.note(txn, label)
 
     def note(self, *parts: object) -> None:
         if self.events is not None:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
+from simulation import bucket_objects
 from simulation.planting import Bug, shelf
-from sluiceway.adapters.storage import bucket
+from sluiceway.adapters.storage import bucket, bucket_journals
 from sluiceway.adapters.storage.bucket import BucketPartitionStore
+from sluiceway.adapters.storage.bucket_journals import Journals
+from sluiceway.core.bucket.partition_head import Head
 from sluiceway.core.bucket.partition_log import PartitionLog
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.object_store import UnknownWriteError
@@ -16,90 +22,175 @@ BUGS: list[Bug] = []
 bug = shelf(BUGS)
 
 
-@bug(BucketPartitionStore, "_fence")
-def opens_without_a_fencing_entry(original: Any) -> Any:
-    """The new owner goes on where the log ends, without taking the next name from the former one."""
-
-    async def fence(self: Any, ref: Any, opened: Any, fence: Any, least: Any, ours: bytes) -> None:
-        opened.log.fence = fence
-
-    return fence
+# ---- ends of journals -------------------------------------------------------------------------------------------
 
 
-@bug(PartitionLog, "kept")
-def collects_fencing_entries(original: Any) -> Any:
-    """A fencing entry is deleted behind a checkpoint. The former owner wakes, creates it anew, and is told that its cycle is durable."""
-    return lambda self: frozenset(place.seq for place in self.places.values())
+@bug(Journals, "_write_end")
+def opens_without_an_ending_entry(original: Any) -> Any:
+    """The new owner goes on where the former one's journal ends, without taking the next name from it."""
+
+    async def write_end(self: Any, journal: str, number: int) -> int:
+        return number
+
+    return write_end
 
 
-@bug(BucketPartitionStore, "_is_current")
-def trusts_the_head_that_it_began_with(original: Any) -> Any:
-    """An opening does not see that a checkpoint has meanwhile freed the name of its fencing entry."""
+@bug(Journals, "wipe")
+def collects_ending_entries(original: Any) -> Any:
+    """An ending entry is deleted with its journal. The former owner wakes, creates it anew, and is told that its cycle is durable."""
 
-    async def is_current(self: Any, ref: Any, tag: str) -> bool:
-        return True
+    async def wipe(self: Any, journal: str, is_named: Any) -> None:
+        await original(self, journal, is_named)
+        folder = bucket_journals._entries_of(journal)
+        marks = await self._objects.list(bucket_journals.mark_name(journal, ""), "")
+        if not marks:
+            await self._objects.delete(await self._objects.list(folder, folder))
 
-    return is_current
+    return wipe
 
 
-@bug(BucketPartitionStore, "_collect")
+@bug(BucketPartitionStore, "_for_good")
+def reads_the_former_journal_only_so_far(original: Any) -> Any:
+    """The journal is ended after it was read: what came between is missed."""
+
+    async def for_good(self: Any, part: Any) -> Any:
+        _, entries = await self._so_far(part)
+        if part.end is None:
+            part, _ = await original(self, part)
+        return part, entries
+
+    return for_good
+
+
+# ---- heads ------------------------------------------------------------------------------------------------------
+
+
+@bug(BucketPartitionStore, "_put_head")
+def a_former_owner_replaces_the_head(original: Any) -> Any:
+    """A former owner's checkpoint goes on from a head that a later owner has written."""
+
+    async def put_head(self: Any, ref: Any, opened: Any, head: Any) -> bool:
+        try:
+            return bool(await original(self, ref, opened, head))
+        except bucket._TakenOverError:
+            found = await self._head(ref)
+            self._open_ones[ref] = opened
+            opened.head, opened.tag = found
+            return False
+
+    return put_head
+
+
+@bug(bucket_objects, "tag_of")
+def tags_that_come_back(original: Any) -> Any:
+    """Nothing in a head is new with each version: the tag, a hash, is that of an earlier one, and a former owner takes it for unchanged."""
+
+    def tag_of(data: bytes) -> str:
+        try:
+            return str(original(bucket._encode(replace(bucket._decode_head(data), nonce=b"", fence=None))))
+        except msgspec.DecodeError:
+            return str(original(data))
+
+    return tag_of
+
+
+@bug(Head, "checkpointed")
+def a_checkpoint_covers_what_came_after_it(original: Any) -> Any:
+    """The tail begins anew where the journal is when the head is written, and not where it was when the checkpoint was made."""
+
+    def checkpointed(self: Any, nonce: bytes, checkpoint: str, journals: Any, covered: Any) -> Head:
+        later = [part._replace(end=part.end + 1) if part.end is not None else part for part in covered]
+        made: Head = original(self, nonce, checkpoint, journals, later)
+        return made
+
+    return checkpointed
+
+
+# ---- collection -------------------------------------------------------------------------------------------------
+
+
+@bug(BucketPartitionStore, "_starts")
+def collects_entries_of_the_tail(original: Any) -> Any:
+    """Entries are deleted that no checkpoint has."""
+    return lambda self, opened: []
+
+
+@bug(BucketPartitionStore, "_numbers")
+def collects_entries_with_blobs(original: Any) -> Any:
+    """An entry is deleted whose records are in checkpoints, and whose blobs are still needed."""
+    return lambda self, opened: iter(())
+
+
+@bug(BucketPartitionStore, "_forget")
+def forgets_partitions_that_left(original: Any) -> Any:
+    """Entries are deleted that are needed by partitions which have moved to another owner."""
+
+    def forget(self: Any, ref: Any) -> None:
+        original(self, ref)
+        self._left.pop(ref, None)
+
+    return forget
+
+
+@bug(BucketPartitionStore, "_is_named")
+def wipes_a_journal_that_others_need(original: Any) -> Any:
+    """The first partition that no longer needs a journal deletes it."""
+
+    async def is_named(self: Any, ref: Any, journal: str) -> bool:
+        return False
+
+    return is_named
+
+
+@bug(BucketPartitionStore, "_clean")
 def collects_every_other_checkpoint(original: Any) -> Any:
     """A former owner that wakes late deletes the checkpoint that the head names by now."""
 
-    async def collect(self: Any, ref: Any, life: str, upto: int, kept: frozenset[int]) -> None:
-        await original(self, ref, life, upto, kept)
-        folder = bucket._checkpoints_of(ref, life)
+    async def clean(self: Any, ref: Any, opened: Any, before: Any) -> None:
+        await original(self, ref, opened, before)
+        folder = bucket._checkpoints_of(ref, opened.head.life)
         await self._objects.delete(
-            [name for name in await self._objects.list(folder, folder) if int(name.rpartition("/")[2][:16], 16) != upto]
+            [name for name in await self._objects.list(folder, folder) if not name.endswith(opened.head.checkpoint or "-")]
         )
 
-    return collect
-
-
-@bug(BucketPartitionStore, "_collect")
-def collects_up_to_the_end(original: Any) -> Any:
-    """Entries after the checkpoint are deleted, too."""
-    return lambda self, ref, life, upto, kept: original(self, ref, life, upto + 1, kept)
-
-
-@bug(PartitionLog, "kept")
-def collects_entries_with_blobs(original: Any) -> Any:
-    """An entry is deleted whose records are in the checkpoint, and whose blobs are still needed."""
-    return lambda self: frozenset(self.fencing)
+    return clean
 
 
 @bug(BucketPartitionStore, "_checkpoint")
 def collects_before_the_head_names_the_checkpoint(original: Any) -> Any:
-    """Entries are deleted while the head still names the checkpoint before."""
+    """The checkpoint before is deleted while the head still names it."""
 
-    async def checkpoint(self: Any, ref: Any, opened: Any, seq: int, kept: frozenset[int], data: bytes) -> None:
-        await self._collect(ref, opened.life, seq, kept)
-        await original(self, ref, opened, seq, kept, data)
+    async def checkpoint(self: Any, ref: Any, opened: Any, covered: Any, name: str, journals: Any, data: Any) -> None:
+        if opened.head.checkpoint not in ("", name):
+            await self._objects.delete([bucket._checkpoints_of(ref, opened.head.life) + opened.head.checkpoint])
+        await original(self, ref, opened, covered, name, journals, data)
 
     return checkpoint
 
 
-@bug(BucketPartitionStore, "_write")
+# ---- outcomes ---------------------------------------------------------------------------------------------------
+
+
+@bug(bucket_journals, "write_entry")
 def takes_anothers_entry_for_its_own(original: Any) -> Any:
     """An entry that is there already is taken for one's own, whose answer was lost."""
 
-    async def write(self: Any, ref: Any, life: str, entry: Any, data: bytes) -> None:
-        await original(self, ref, life, entry, data)
+    async def write(objects: Any, journal: str, entry: Any, data: bytes, patience: float) -> None:
+        await original(objects, journal, entry, data, patience)
 
     return write
 
 
-@bug(BucketPartitionStore, "_write")
+@bug(bucket_journals, "write_entry")
 def takes_its_own_entry_for_anothers(original: Any) -> Any:
     """The write is repeated below, as inside a library: when its answer was lost, "it is there already" is taken for a refusal."""
 
-    async def write(self: Any, ref: Any, life: str, entry: Any, data: bytes) -> Any:
-        name = bucket._entry_of(ref, life, entry.meta.seq)
+    async def write(objects: Any, journal: str, entry: Any, data: bytes, patience: float) -> Any:
         for _ in range(3):
             try:
-                if await self._objects.create(name, data):
+                if await objects.create(bucket_journals.entry_name(journal, entry.meta.number), data):
                     return None
-                there = await self._entry(ref, life, entry.meta.seq)
+                there = await bucket_journals.read_entry(objects, journal, entry.meta.number)
             except (UnknownWriteError, StoreUnavailableError):
                 continue
             if there is None:
@@ -121,47 +212,28 @@ def takes_a_lost_answer_for_a_refusal(original: Any) -> Any:
     return apply
 
 
-@bug(BucketPartitionStore, "_apply")
+@bug(BucketPartitionStore, "_commit")
 def goes_on_after_an_unknown_outcome(original: Any) -> Any:
-    """After a commit whose outcome is unknown, the next one goes under the same number."""
+    """After a cycle whose outcome is unknown, the next one goes under the same number."""
 
-    async def apply(self: Any, ref: Any, changes: Any, fence: Any) -> Outcome:
-        outcome: Outcome = await original(self, ref, changes, fence)
-        opened = self._open_ones.get(ref)
-        if outcome is Outcome.UNKNOWN and opened is not None:
+    async def commit(self: Any, ref: Any, opened: Any, changes: Any, fence: Any) -> Outcome:
+        outcome: Outcome = await original(self, ref, opened, changes, fence)
+        if outcome is Outcome.UNKNOWN:
             opened.writing = False
             return Outcome.DONE
         return outcome
 
-    return apply
+    return commit
 
 
-@bug(BucketPartitionStore, "_checkpoint")
-def a_checkpoint_goes_backwards(original: Any) -> Any:
-    """A former owner's checkpoint replaces a later one of the present owner's."""
-
-    async def checkpoint(self: Any, ref: Any, opened: Any, seq: int, kept: frozenset[int], data: bytes) -> None:
-        name = f"{bucket._number(seq)}-{self._nonce().hex()}"
-        await self._objects.create(bucket._checkpoint_of(ref, opened.life, name), data)
-        head = bucket._Head(opened.life, (seq, name))
-        while (tag := await self._replace_head(ref, head, opened.tag)) is None:
-            found = await self._head(ref)
-            if found is None:
-                return
-            opened.tag = found[1]
-        opened.tag = tag
-        await self._collect(ref, opened.life, seq, kept)
-
-    return checkpoint
-
-
-@bug(PartitionLog, "_change")
+@bug(PartitionLog, "follow")
 def leaves_compacted_blobs_where_they_were(original: Any) -> Any:
     """A compacted blob is read from its former place."""
 
-    def change(self: Any, entry: Any) -> None:
+    def follow(self: Any, life: str, journal: str, entry: Any) -> bool:
         before = dict(self.places)
-        original(self, entry)
+        followed = bool(original(self, life, journal, entry))
         self.places |= {number: place for number, place in before.items() if number in self.places}
+        return followed
 
-    return change
+    return follow

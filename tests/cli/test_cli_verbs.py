@@ -374,6 +374,29 @@ def test_a_storage_is_accepted(shell: Shell, data: Path) -> None:
     assert "there is no" in err
 
 
+@verb("cluster adopt")
+def test_a_directory_is_adopted(shell: Shell, tmp_path: Path) -> None:
+    """One without queues; tests/storage/test_adopted_server.py has the rest."""
+    data, meta = tmp_path / "data", f"sqlite:{tmp_path / 'cluster.sqlite'}"
+    code, _, err = shell.ends("cluster", "adopt", str(tmp_path))
+    assert code == 2
+    assert "--config FILE with [cluster] meta" in err
+    with ServerProcess(data) as server:
+        code, _, err = shell.ends("cluster", "adopt", str(data), "--cluster-meta", meta)
+        assert code == 4
+        assert "stop that server first" in err
+        server.interrupt()
+    assert shell.says("key", "create", "reader", "--scope", "read:*", "--data", str(data))
+    told = shell.says("cluster", "adopt", str(data), "--cluster-meta", meta)
+    assert told == "Adopted 0 queues, 0 partitions and 1 API key; copied 0 partitions, 0.0 MB\n"
+    (answer,) = shell.json("cluster", "adopt", str(data), "--cluster-meta", meta)
+    assert (answer["api_keys"], answer["was_done"]) == (1, True)
+    assert shell.says("cluster", "adopt", str(data), "--cluster-meta", meta) == "Adopted before: 0 queues, 0 partitions and 1 API key\n"
+    code, _, err = shell.ends("key", "create", "late", "--scope", "read:*", "--data", str(data))
+    assert code == 3
+    assert f"are in the cluster with the meta store {meta}" in err
+
+
 @verb("key create", "key list", "key revoke")
 def test_keys(shell: Shell) -> None:
     code, text, note = shell.ends("key", "create", "reader", "--scope", "read:orders-*")

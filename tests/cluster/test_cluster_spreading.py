@@ -17,7 +17,7 @@ from sluiceway.core.queue import scaling_policy
 from sluiceway.core.queue.scaling_policy import Pace
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.local.partition_openings import ADOPTED
+from sluiceway.local.partition_openings import RECORDED
 from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.queue import PartitionRecord, QueueRecord, encode_queue
 from sluiceway.model.requests import Lease, Leased, Produce, ProduceKey, QueuePatch, QueueSpec
@@ -98,7 +98,7 @@ def test_a_cluster_that_begins_with_queues_knows_where_they_may_lie(tmp_path: Pa
     async def run() -> None:
         async with cluster(tmp_path) as (made, _):
             # Nothing is stored of them so far, so what is missing may be created.
-            await made.meta.commit(puts={ADOPTED: b"1"})
+            await made.meta.commit(puts={RECORDED: b"1"})
             for name, logical_queues in settings.items():
                 partitions = tuple(PartitionRecord(number) for number in range(4))
                 record = QueueRecord(name, name * 8, 1, 1, partitions, logical_queues=logical_queues)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from sluiceway.adapters.storage.bucket_requests import BucketRequests
 from sluiceway.client import Client
 from sluiceway.instance.configuration import check, load
 from sluiceway.kernel.errors import SluicewayError
@@ -108,7 +109,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     wrong.write_text("no certificate")
     for path in (wrong, tmp_path / "missing.pem"):
         with pytest.raises(SluicewayError, match=f"cluster.ca: {path} cannot be used") as refused:
-            _membership(ClusterSettings(meta="memory:", ca=str(path))).open_transport("secret")
+            _membership(ClusterSettings(meta="memory:", ca=str(path)), BucketRequests()).open_transport("secret")
         assert refused.value.field == "cluster.ca"
     file = tmp_path / "sluiceway.toml"
     file.write_text('[cluster]\nca = "missing.pem"\n')

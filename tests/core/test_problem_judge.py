@@ -619,6 +619,18 @@ def test_a_backend_that_is_slow_stuck_or_down() -> None:
     assert list(looks(of("no answer", 0), *[of(None, 3)] * 3))[-1] == []
 
 
+def test_a_bucket_that_goes_on_refusing_requests() -> None:
+    def of(share: float) -> InstanceSample:
+        return InstanceSample(0, throttled={"backend cloud": share, "the meta store": 0.0})
+
+    *_, second, third = looks(of(0.1), of(0.5), of(0.3))
+    assert second == []
+    assert third == [("bucket_throttled", "warning", "backend cloud")]
+    assert [*looks(*[of(0.09)] * 4)][-1] == []
+    # Each time for a moment.
+    assert not any(looks(*[of(0.5), of(0.5), of(0.0)] * 3))
+
+
 def test_what_is_wrong_with_the_instance() -> None:
     sample = InstanceSample(0, silent=("i2",), disks={"the data": "no room"}, clock="10 s ahead", idle="it joins")
     *_, last = looks(sample, sample, sample)

@@ -28,7 +28,21 @@ from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from sluiceway.wire.outcome_selection import group_items
-from tests.instance.instance_rig import Store, down, eventually, lease, payloads, produce, service_on, serving, settle, spec, total
+from tests.instance.instance_rig import (
+    PATIENCE,
+    Store,
+    down,
+    eventually,
+    fine,
+    lease,
+    payloads,
+    produce,
+    service_on,
+    serving,
+    settle,
+    spec,
+    total,
+)
 
 
 def counts(service: Service) -> list[PartitionStats]:
@@ -405,6 +419,35 @@ async def test_leases_without_items_are_not_read(tmp_path: Path) -> None:
         store.on_read = never
         leased = await service.lease("q", Lease("c", 1), payload=False)
         assert (len(leased.leases), list(leased.batches)) == (1, [])
+
+
+@driven
+async def test_leased_items_are_read_while_their_lease_is_written(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", "a")
+    async with serving(tmp_path) as (service, store):
+        begun, written = asyncio.Event(), asyncio.Event()
+        reads = 0
+
+        async def waits_for_the_read(_: PartitionRef) -> Outcome | None:
+            async with asyncio.timeout(PATIENCE):
+                await begun.wait()
+            written.set()
+            return None
+
+        async def waits_for_the_commit(_: PartitionRef) -> None:
+            nonlocal reads
+            reads += 1
+            begun.set()
+            async with asyncio.timeout(PATIENCE):
+                await written.wait()
+
+        store.on_apply, store.on_read = waits_for_the_read, waits_for_the_commit
+        leased = await lease(service, "q")
+        store.on_apply = fine
+        assert [bytes(row) for row in in_columns(leased.batches[0]).column("payload").to_pylist()] == [b"a"]
+        assert reads == 1
 
 
 @driven

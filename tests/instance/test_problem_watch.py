@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from sluiceway.adapters import system
+from sluiceway.adapters.storage.bucket_requests import META
 from sluiceway.core.problems.thresholds import INTERVAL, STUCK_COMMIT
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.queue_sampling import sample_of
+from sluiceway.model.bucket_prices import S3_STANDARD
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import ListProblems
 from sluiceway.model.requests import DONE, RELEASE, Clear, Disposition, Lease, QueueSpec
@@ -50,6 +52,27 @@ def test_items_that_nobody_takes_are_found_and_dropped_ones_forgotten(tmp_path: 
             assert service.watch.here("dead").found == ()
             await service.clear("q", Clear(5_000))
             await look(service)
+            assert kinds(service) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_bucket_that_throttles_is_told_by_its_share_of_refusals(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as (service, _):
+            backend, meta = (service.bucket_requests.of(name, S3_STANDARD) for name in ("cloud", META))
+            # Long before, all went well.
+            backend.outcomes["create", "ok"] += 1_000_000
+            await look(service, 1)
+            for _ in range(3):
+                backend.outcomes["create", "ok"] += 3
+                backend.outcomes["create", "throttled"] += 1
+                meta.outcomes["replace", "throttled"] += 1
+                await look(service, 1)
+            assert {*kinds(service)} == {("bucket_throttled", "backend cloud"), ("bucket_throttled", "the meta store")}
+            assert "25%" in next(each.message for each in service.watch.here().found if each.subject == "backend cloud")
+            # Without a request nothing is refused.
+            await look(service, 4)
             assert kinds(service) == []
 
     asyncio.run(scenario())

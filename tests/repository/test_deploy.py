@@ -23,6 +23,7 @@ from sluiceway.instance.configuration import load
 from sluiceway.instance.problem_watch import ProblemWatch
 from sluiceway.instance.service import Service
 from sluiceway.local.backend import OPEN_TIMEOUT
+from sluiceway.model.bucket_prices import S3_STANDARD
 from sluiceway.model.configuration import ServerSettings
 from sluiceway.model.problems import Problem, Problems
 from sluiceway.server.app import Fittings
@@ -50,6 +51,9 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
     def fit(service: Any) -> Fittings:
         made.append(Metrics(service))
+        # A server without buckets has no samples of theirs.
+        service.bucket_requests.of("bucket", S3_STANDARD).outcomes["get", "throttled"] += 1
+        service.bucket_requests.of("bucket", S3_STANDARD).latencies["get"].add(0.1)
         return Fittings(meters=made, pages=made[0].pages())
 
     data, wrong = tmp_path_factory.mktemp("data"), Problem("no_consumer", "warning", "q", "q", "", "", "", "", 0)

@@ -11,12 +11,13 @@ import pytest
 from sluiceway.adapters.meta import bucket
 from sluiceway.adapters.meta.bucket import REMEMBERED, TRACES, BucketMetaStore
 from sluiceway.adapters.meta.opening import open_meta_store
-from sluiceway.adapters.storage.bucket_objects import BucketObjects
+from sluiceway.adapters.storage.bucket_objects import BucketObjects, in_s3
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError
 from sluiceway.ports.object_store import UnknownWriteError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
+from tests.servers.faulty_bucket import faulty_bucket
 from tests.servers.moto_server import MotoServer
 from tests.storage.test_bucket_faults import Replaces, Seam, fails
 
@@ -32,6 +33,28 @@ async def test_commits_that_come_together_share_a_write() -> None:
     assert [call for call, _ in seam.calls] == ["replace"]
     view = await store.read(prefixes=["key "])
     assert {entry.stamp for entry in view.entries.values()} == set(stamps)
+
+
+@driven
+async def test_reads_of_the_same_moment_share_a_request() -> None:
+    seam = Seam()
+    store = BucketMetaStore(seam)
+    await store.commit(puts={"key": b"0"})
+    seam.calls.clear()
+    views = await asyncio.gather(*(store.read(["key"]) for _ in range(20)))
+    assert [view.entries["key"].value for view in views] == [b"0"] * 20
+    assert [call for call, _ in seam.calls] == ["get"]
+
+
+@driven
+async def test_what_nobody_expected_is_told_to_whoever_waits() -> None:
+    seam = Seam()
+    store = BucketMetaStore(seam)
+    await store.commit(puts={"key": b"0"})
+    seam.before = fails(1, "replace", "meta", ZeroDivisionError("a bug"))
+    with pytest.raises(MetaUnknownError, match="a bug"):
+        await store.commit(puts={"key": b"1"})
+    await store.commit(puts={"key": b"2"})
 
 
 @driven
@@ -156,3 +179,21 @@ async def test_it_is_opened_by_its_url(s3: MotoServer) -> None:
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(SluicewayError, match="expected"):
         open_meta_store(url)
+
+
+@driven
+async def test_a_commit_that_meets_another_is_tried_again() -> None:
+    """S3 answers 409 to one of two writes at the same time."""
+    with faulty_bucket() as faulty:
+        store = BucketMetaStore(
+            in_s3("tests", "meta", region="none", endpoint=faulty.url, access_key_id="tests", secret_access_key="tests")
+        )
+        await store.commit(puts={"key": b"0"})
+        faulty.inject("conflict", 1.0)
+        committing = asyncio.create_task(store.commit(puts={"key": b"1"}))
+        while not faulty.struck():  # noqa: ASYNC110 - another process has no event to await
+            await asyncio.sleep(0.01)
+        faulty.mend()
+        await asyncio.wait_for(committing, 10)
+        assert (await store.read(["key"])).entries["key"].value == b"1"
+        await store.close()

@@ -10,6 +10,8 @@ import pytest
 
 from sluiceway.client import Client
 from tests.server.server_process import ServerProcess
+from tests.servers import azurite_server
+from tests.servers.azurite_server import AzuriteServer
 from tests.servers.moto_server import MotoServer
 
 BUCKET = """
@@ -21,6 +23,15 @@ region = "eu-central-1"
 endpoint = "{endpoint}"
 access_key_id = "tests"
 secret_access_key = "env:TESTS_SECRET"
+"""
+AZURE = """
+[backends.bucket]
+kind = "azure"
+bucket = "tests"
+prefix = "{prefix}"
+account = "tests"
+access_key = "env:TESTS_SECRET"
+endpoint = "{endpoint}"
 """
 
 
@@ -45,17 +56,33 @@ def take_all(client: Client, queue: str, count: int) -> list[bytes]:
     return taken
 
 
-def test_items_outlive_the_machine(tmp_path: Path, s3: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["s3", pytest.param("azure", marks=pytest.mark.slow)])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def only_in_bucket(kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration with no backend but a bucket of that kind."""
+    file = tmp_path / "sluiceway.toml"
+    if kind == "azure":
+        azurite: AzuriteServer = request.getfixturevalue("azurite")
+        monkeypatch.setenv("TESTS_SECRET", azurite_server.ACCESS_KEY)
+        file.write_text(AZURE.format(prefix=tmp_path.name, endpoint=azurite.url))
+        return file
     monkeypatch.setenv("TESTS_SECRET", "tests")
-    file = config(tmp_path / "sluiceway.toml", s3, default=None)
-    data = tmp_path / "data"
+    return config(file, request.getfixturevalue("s3"), default=None)
+
+
+def test_items_outlive_the_machine(tmp_path: Path, kind: str, only_in_bucket: Path) -> None:
+    data, file = tmp_path / "data", only_in_bucket
     with ServerProcess(data, config=file) as server, Client(server.url) as client:
         client.create_queue("orders", requested_partitions=2)
         client.produce("orders", [f"item {number}" for number in range(500)], idempotency_key="once")
         leased = client.lease("orders", batch_size=10)
         client.retry("orders", [each.id for each in leased.items])
         client.complete("orders", lease_ids=client.lease("orders", batch_size=10).lease_ids)
-        assert {each["kind"] for each in client.list_backends()} == {"s3"}
+        assert {each["kind"] for each in client.list_backends()} == {kind}
         server.kill()
     with ServerProcess(data, config=file) as server, Client(server.url) as client:
         assert client.produce("orders", [f"item {number}" for number in range(500)], idempotency_key="once").deduplicated

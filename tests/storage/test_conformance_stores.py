@@ -10,18 +10,21 @@ import pytest
 from sluiceway.adapters.meta.bucket import BucketMetaStore
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.adapters.storage import bucket
 from sluiceway.adapters.storage.bucket import BucketPartitionStore
 from sluiceway.adapters.storage.bucket_objects import BucketObjects
 from sluiceway.adapters.storage.hedged_reads import HedgedReads
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
-from sluiceway.core.bucket import partition_log
 from sluiceway.ports.meta_store import MetaStore
 from sluiceway.ports.partition_store import PartitionStore
 from sluiceway.testing.drive import OpenStore
 from sluiceway.testing.meta_store_suite import MetaStoreSuite
 from sluiceway.testing.partition_store_suite import PartitionStoreSuite
+from tests.servers.azurite_server import AzuriteServer
+from tests.servers.fake_gcs_server import FakeGcsServer
 from tests.servers.moto_server import MotoServer
+from tests.servers.versity_server import VersityServer
 
 
 class TestMemoryPartitionStore(PartitionStoreSuite):
@@ -69,7 +72,7 @@ class TestBucketPartitionStore(PartitionStoreSuite):
 class TestBucketPartitionStoreWithCheckpointsAllTheTime(TestBucketPartitionStore):
     @pytest.fixture(autouse=True)
     def checkpoints(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(partition_log, "CHECKPOINT_ENTRIES", 1)
+        monkeypatch.setattr(bucket, "CHECKPOINT_ENTRIES", 1)
 
 
 class TestBucketPartitionStoreInS3(PartitionStoreSuite):
@@ -81,6 +84,36 @@ class TestBucketPartitionStoreInS3(PartitionStoreSuite):
 
         async def open_store() -> PartitionStore:
             return BucketPartitionStore(HedgedReads(BucketObjects(bucket)), 10_000)
+
+        return open_store
+
+
+@pytest.mark.slow
+class TestBucketPartitionStoreInVersity(PartitionStoreSuite):
+    @pytest.fixture
+    def open_store(self, versity: VersityServer, request: pytest.FixtureRequest) -> OpenStore[PartitionStore]:
+        async def open_store() -> PartitionStore:
+            return BucketPartitionStore(HedgedReads(versity.objects(request.node.name)), 10_000)
+
+        return open_store
+
+
+@pytest.mark.slow
+class TestBucketPartitionStoreInAzurite(PartitionStoreSuite):
+    @pytest.fixture
+    def open_store(self, azurite: AzuriteServer, request: pytest.FixtureRequest) -> OpenStore[PartitionStore]:
+        async def open_store() -> PartitionStore:
+            return BucketPartitionStore(HedgedReads(azurite.objects(request.node.name)), 10_000)
+
+        return open_store
+
+
+@pytest.mark.slow
+class TestBucketPartitionStoreInGcs(PartitionStoreSuite):
+    @pytest.fixture
+    def open_store(self, gcs: FakeGcsServer, request: pytest.FixtureRequest) -> OpenStore[PartitionStore]:
+        async def open_store() -> PartitionStore:
+            return BucketPartitionStore(HedgedReads(gcs.objects(request.node.name)), 10_000)
 
         return open_store
 
@@ -116,6 +149,36 @@ class TestBucketMetaStoreInS3(MetaStoreSuite):
 
         async def open_store() -> MetaStore:
             return BucketMetaStore(HedgedReads(BucketObjects(bucket)), poll_interval=20)
+
+        return open_store
+
+
+@pytest.mark.slow
+class TestBucketMetaStoreInVersity(MetaStoreSuite):
+    @pytest.fixture
+    def open_store(self, versity: VersityServer, request: pytest.FixtureRequest) -> OpenStore[MetaStore]:
+        async def open_store() -> MetaStore:
+            return BucketMetaStore(HedgedReads(versity.objects(request.node.name)), poll_interval=20)
+
+        return open_store
+
+
+@pytest.mark.slow
+class TestBucketMetaStoreInAzurite(MetaStoreSuite):
+    @pytest.fixture
+    def open_store(self, azurite: AzuriteServer, request: pytest.FixtureRequest) -> OpenStore[MetaStore]:
+        async def open_store() -> MetaStore:
+            return BucketMetaStore(HedgedReads(azurite.objects(request.node.name)), poll_interval=20)
+
+        return open_store
+
+
+@pytest.mark.slow
+class TestBucketMetaStoreInGcs(MetaStoreSuite):
+    @pytest.fixture
+    def open_store(self, gcs: FakeGcsServer, request: pytest.FixtureRequest) -> OpenStore[MetaStore]:
+        async def open_store() -> MetaStore:
+            return BucketMetaStore(HedgedReads(gcs.objects(request.node.name)), poll_interval=20)
 
         return open_store
 

@@ -22,7 +22,7 @@ from sluiceway.instance.service import Service
 from sluiceway.instance.storage_acceptance import accept
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.backend import Backend
-from sluiceway.local.partition_openings import ADOPTED, OPENED, Opening, Openings, OpeningsError, adopt, decode, key_of
+from sluiceway.local.partition_openings import OPENED, RECORDED, Opening, Openings, OpeningsError, decode, key_of, record_existing
 from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.backends import BackendSettings, PostgresBackend
@@ -461,12 +461,12 @@ def old(incarnation: str, partitions: int) -> dict[str, bytes]:
 async def test_partitions_of_an_earlier_version_must_be_there_and_later_ones_are_new() -> None:
     meta = MemoryMetaStore()
     await meta.commit(puts=old("aaaaaaaa", 1_100))
-    await asyncio.gather(*(adopt(meta) for _ in range(3)))
+    await asyncio.gather(*(record_existing(meta) for _ in range(3)))
     openings = Openings(meta)
     for number in (0, 1_099):
         assert await openings.claim(PartitionRef("aaaaaaaa", number), Fence(1, 1, 0)) == Least(Fence(0, 0, 0))
     await meta.commit(puts=old("bbbbbbbb", 1))
-    await adopt(meta)
+    await record_existing(meta)
     assert await openings.claim(PartitionRef("bbbbbbbb", 0), Fence(1, 1, 0)) is None
 
 
@@ -476,11 +476,11 @@ async def test_an_adoption_that_was_cut_off_goes_on() -> None:
     await meta.commit(puts=old("aaaaaaaa", 700))
     meta.unknown = 1
     with pytest.raises(MetaUnknownError):
-        await adopt(meta)
-    await adopt(meta)
-    view: View = await meta.read([ADOPTED], [OPENED])
+        await record_existing(meta)
+    await record_existing(meta)
+    view: View = await meta.read([RECORDED], [OPENED])
     assert len(view.prefix(OPENED)) == 700
-    assert ADOPTED in view.entries
+    assert RECORDED in view.entries
 
 
 @driven
@@ -492,7 +492,7 @@ async def test_a_data_directory_of_an_earlier_version_is_adopted(tmp_path: Path)
 
     async def forget() -> None:
         meta = SqliteMetaStore(tmp_path / "meta.sqlite")
-        await meta.commit(deletes=[ADOPTED, key_of(ref)])
+        await meta.commit(deletes=[RECORDED, key_of(ref)])
         await meta.close()
 
     await forget()

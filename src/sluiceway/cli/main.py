@@ -30,6 +30,7 @@ _MODULES = {
     "rebalance": "cli.rebalance",
     **dict.fromkeys(("backend", "key", "audit", "events"), "cli.admin"),
     "instance": "cli.instances",
+    "cluster": "server_cli.clusters",
     "consumer": "cli.consumers",
     "tasks": "server_cli.tasks",
     "top": "cli.top",

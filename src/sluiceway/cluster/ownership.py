@@ -168,6 +168,28 @@ class Ownership(Protocol):
         ...
 
 
+async def take_grant(meta: MetaStore) -> Token:
+    """Become the only owner of all partitions. The token's fences shut out commits that an earlier process may have left in flight.
+
+    The caller holds the lock on the data directory. Raises StoreUnavailableError, MetaUnknownError.
+    """
+    while True:
+        view = await meta.read([GRANT, KEYS.resource])
+        entry, recorded = view.entries.get(GRANT), view.entries.get(KEYS.resource)
+        grant = (int(entry.value) if entry else 0) + 1
+        writes = Writes(checks={GRANT: entry.stamp if entry else None}, puts={GRANT: str(grant).encode()})
+        era = 1
+        if recorded is not None:
+            # A cluster used this store: its tokens are lower from now on.
+            resource, begun = begin(KEYS, recorded, (), "static")
+            era = resource.era
+            writes.checks |= begun.checks
+            writes.puts |= begun.puts
+        with contextlib.suppress(ConflictError):
+            await meta.commit(writes.checks, puts=writes.puts)
+            return Token(era, grant)
+
+
 class SoleOwnership:
     """Ownership by one instance of all partitions, while it holds the lock on its data directory. Each start is a new owner."""
 
@@ -191,23 +213,7 @@ class SoleOwnership:
         return []
 
     async def start(self, meta: MetaStore, tell: OwnershipListener) -> None:
-        """Take a new grant: its fence shuts out commits that an earlier process may have left in flight."""
-        while True:
-            view = await meta.read([GRANT, KEYS.resource])
-            entry, recorded = view.entries.get(GRANT), view.entries.get(KEYS.resource)
-            grant = (int(entry.value) if entry else 0) + 1
-            writes = Writes(checks={GRANT: entry.stamp if entry else None}, puts={GRANT: str(grant).encode()})
-            era = 1
-            if recorded is not None:
-                # A cluster used this store: its tokens are lower from now on.
-                resource, begun = begin(KEYS, recorded, (), "static")
-                era = resource.era
-                writes.checks |= begun.checks
-                writes.puts |= begun.puts
-            with contextlib.suppress(ConflictError):
-                await meta.commit(writes.checks, puts=writes.puts)
-                self._token = Token(era, grant)
-                return
+        self._token = await take_grant(meta)
 
     async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
         raise invalid(next(iter(times), "strategy"), "this server is not part of a cluster, so it has no such parameter")

@@ -23,6 +23,7 @@ Kind = Literal[
     "query_failed",
     "backend_down",
     "backend_slow",
+    "bucket_throttled",
     "disk_full",
     "instance_silent",
     "instance_idle",

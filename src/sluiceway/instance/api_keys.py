@@ -17,6 +17,7 @@ from sluiceway.adapters import system
 from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.lock import has_been_used
 from sluiceway.adapters.meta.opening import open_meta_store
+from sluiceway.instance.adoption_mark import check_not_adopted
 from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_API_KEYS
@@ -38,7 +39,8 @@ async def keys_of(data: Path, meta_url: str = "") -> AsyncIterator[ApiKeys]:
     """API keys of a data directory, to create, list and revoke, whether or not a server runs on it. With `meta_url`, of the cluster whose
     meta store that is.
 
-    Raises `invalid_request` if a server has used the directory and would not see these keys, StoreUnavailableError, OSError.
+    Raises `invalid_request` if a server has used the directory and would not see these keys, or if a cluster has adopted it,
+    StoreUnavailableError, OSError.
     """
     keep_private(data)
     own = data / "meta.sqlite"
@@ -51,6 +53,7 @@ async def keys_of(data: Path, meta_url: str = "") -> AsyncIterator[ApiKeys]:
     meta = open_meta_store(meta_url or f"sqlite:{own}")
     audit = AuditTrail(meta)
     try:
+        await check_not_adopted(meta, data)
         yield ApiKeys(meta, audit)
     finally:
         await audit.close()

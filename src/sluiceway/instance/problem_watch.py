@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from sluiceway.adapters import system
+from sluiceway.adapters.storage.bucket_requests import META, BucketRequests
 from sluiceway.cluster.instance_view import Instances
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.core.problems.judge import Judge
@@ -42,6 +43,7 @@ class Source(Protocol):
     room: DiskRoom
     clock: ClockWatch
     instances: Instances
+    bucket_requests: BucketRequests
 
     def queues(self) -> list[QueueRecord]: ...
 
@@ -57,6 +59,8 @@ class ProblemWatch:
         self._ownership = ownership
         self._transport = transport
         self._judge = Judge()
+        self._counted: dict[str, tuple[int, int]] = {}
+        """Requests to each bucket as of the last look, and how many of them it throttled."""
         self._watched = False
         self._task: asyncio.Task[None] | None = None
 
@@ -117,8 +121,18 @@ class ProblemWatch:
             tuple(silent),
             "; ".join(source.instances.problems()),
             source.room.low(),
+            dict(self._throttled()),
             "" if clock.ok else clock.detail,
         )
+
+    def _throttled(self) -> Iterator[tuple[str, float]]:
+        """The share of the requests since the last look that each bucket refused because there were too many."""
+        for name, counts in self._source.bucket_requests.backends.items():
+            total, throttled = self._counted.get(name, (0, 0))
+            self._counted[name] = counts.total, counts.throttled
+            # No new ones, or fewer than before: the counts have started anew.
+            share = (counts.throttled - throttled) / (counts.total - total) if counts.total > total else 0.0
+            yield "the meta store" if name == META else f"backend {name}", share
 
     # ---- reading ----------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.adapters.storage.bucket_requests import BucketRequests
 from sluiceway.cluster.autoscaler import Autoscaler
 from sluiceway.cluster.cluster_secret import secret_of
 from sluiceway.cluster.consumer_reports import ConsumerView
@@ -39,6 +40,7 @@ from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.core.queue.partition_executor import not_here
 from sluiceway.core.queue.routing import HERE, numbers_of
 from sluiceway.core.queue.timer_pacing import TimerPace
+from sluiceway.instance.adoption_mark import check_not_adopted
 from sluiceway.instance.backend_changes import BackendChanges
 from sluiceway.instance.health import check_backends, check_meta, check_partitions
 from sluiceway.instance.problem_watch import ProblemWatch
@@ -135,6 +137,7 @@ class Service:
 
     Call `start` before use, `stop` after. Partitions lie on the configured `backends`; partitions on any other backend are not served.
     With memory backends nothing outlives the process, not even queues. `disk_reserve`: bytes that produces leave free on each disk.
+    `bucket_requests`: counts that the membership's meta store is in, too.
     """
 
     def __init__(
@@ -145,11 +148,14 @@ class Service:
         open_store: OpenStore | None = None,
         membership: Membership | None = None,
         disk_reserve: int = 0,
+        bucket_requests: BucketRequests | None = None,
     ) -> None:
         self._data = data
+        self.bucket_requests = bucket_requests or BucketRequests()
+        """Counts of the requests to buckets, of backends and of the meta store."""
         self.room = DiskRoom(disk_reserve, self._note_room)
         self._membership = membership
-        self._backends = BackendPool(data, backends, open_store or _opens(shared=membership is not None), self.room)
+        self._backends = BackendPool(data, backends, open_store or _opens(membership is not None, self.bucket_requests), self.room)
         self._meta: MetaStore | None = None
         self._audit: AuditTrail | None = None
         self._lock: DirectoryLock | None = None
@@ -181,6 +187,7 @@ class Service:
         self.room.watch(DATA, self._data)
         self._lock = DirectoryLock(self._data, shared=self._membership is not None)
         self._meta = self._open_meta()
+        await check_not_adopted(self._meta, self._data)
         self._audit = AuditTrail(self._meta)
         await self._backends.start(self._meta)
         self._backends.note_room()
@@ -701,5 +708,5 @@ def _asked(request: ByItems, target: str | None = None) -> Asked:
     return Asked(sum(map(len, request.offsets.values())) + len(request.foreign), target)
 
 
-def _opens(*, shared: bool) -> OpenStore:
-    return lambda name, settings, data: open_store(name, settings, data, shared=shared)
+def _opens(shared: bool, requests: BucketRequests) -> OpenStore:
+    return lambda name, settings, data: open_store(name, settings, data, shared=shared, requests=requests)

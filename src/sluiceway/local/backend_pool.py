@@ -15,7 +15,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.local.backend import OPEN_TIMEOUT, Backend
 from sluiceway.local.disk_room import BACKEND, DiskRoom
-from sluiceway.local.partition_openings import Openings, adopt
+from sluiceway.local.partition_openings import Openings, record_existing
 from sluiceway.local.storage_identity import identify, record_of
 from sluiceway.local.stores import directory_of
 from sluiceway.model.backends import BackendSettings, BucketBackend, MemoryBackend, PostgresBackend, SqliteBackend, kind_of
@@ -80,8 +80,8 @@ class BackendPool:
         return any(isinstance(each, MemoryBackend) for each in self._settings.values())
 
     async def start(self, meta: MetaStore) -> None:
-        """Open the stores. A changed directory is not served, and reported as a problem. Raises as `open_store` and `adopt` do."""
-        await adopt(meta)
+        """Open the stores. A changed directory is not served, and reported as a problem. Raises as `open_store`, `record_existing` do."""
+        await record_existing(meta)
         self._openings = Openings(meta)
         for name, settings in self._settings.items():
             self._backends[name] = await self._open(name, settings, meta)

@@ -22,7 +22,7 @@ from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownErro
 from sluiceway.ports.partition_store import Fence, FencedError, Least, PartitionRef, StoreUnavailableError
 
 OPENED: Final = "opened/"
-ADOPTED: Final = "openings"
+RECORDED: Final = "openings"
 """Key that marks that all partitions of queues from earlier versions have records: one without a record is new."""
 AT_ONCE = 500
 """Records per commit: half of a commit's limit."""
@@ -200,18 +200,18 @@ def _fail(those: Iterable[_Waiting], error: Exception) -> None:
             waiting.future.set_exception(error)
 
 
-async def adopt(meta: MetaStore) -> None:
+async def record_existing(meta: MetaStore) -> None:
     """Record all partitions of earlier versions as existing, once per meta store, so that none of them is ever created anew.
 
     Raises StoreUnavailableError, MetaUnknownError.
     """
-    while ADOPTED not in (await meta.read([ADOPTED])).entries:
+    while RECORDED not in (await meta.read([RECORDED])).entries:
         view = await meta.read(prefixes=[QUEUE, OPENED])
         queues = [decode_queue(entry.value) for entry in view.prefix(QUEUE).values()]
         missing = [key for key in map(key_of, refs_of(queues)) if key not in view.entries][:AT_ONCE]
         there = msgspec.json.encode(Opening(_LOWEST, _LOWEST))
-        checks = {ADOPTED: None, **dict.fromkeys(missing)}
-        puts = dict.fromkeys(missing, there) or {ADOPTED: b"1"}
+        checks = {RECORDED: None, **dict.fromkeys(missing)}
+        puts = dict.fromkeys(missing, there) or {RECORDED: b"1"}
         # Of instances starting concurrently one records it, and the others retry.
         with contextlib.suppress(ConflictError):
             await meta.commit(checks, {QUEUE: view.stamp}, puts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ MAX_KEPT = 256
 """Maximum rows of a blob kept in memory as they came. Larger blobs take less memory in columns."""
 MAX_KEPT_BYTES = 256 << 10
 """The same limit in bytes: an answer copies nothing out of columns."""
+
+
+Held = tuple[PartitionRef, Token]
 
 
 class PartitionHandle(NamedTuple):
@@ -55,6 +59,8 @@ class RowFetcher:
         self._handle_of = handle_of
         self._stop = stop
         self._give_back = give_back
+        self._fetching: dict[tuple[Held, int], asyncio.Task[None]] = {}
+        """Reads that are under way before they are asked for, by the blob."""
 
     def keep(self, effect: Commit) -> None:
         """Cache the blobs being written: most are leased soon."""
@@ -67,6 +73,33 @@ class RowFetcher:
             elif rows.num_rows > MAX_KEPT or rows.nbytes > MAX_KEPT_BYTES:
                 rows = decode_blob(data, rows.columns)
             self._cache.put((held, number), rows)
+
+    def fetch(self, effect: Commit) -> None:
+        """Begin to read the rows of the leases that are being written, so that they are there when the leases may be answered."""
+        slices = [
+            piece for ticket, answer in effect.answers if isinstance(answer, Grant) and ticket.waiter.payload for piece in answer.slices
+        ]
+        if not slices:
+            return
+        handle = self._handle_of(effect.partition)
+        held = handle[:2]
+        missing = [piece for piece in slices if (held, piece.blob) not in self._fetching and self._cache.get((held, piece.blob)) is None]
+        if not missing:
+            return
+        reading = asyncio.get_running_loop().create_task(self._fetch(handle, missing))
+        for piece in missing:
+            self._fetching[held, piece.blob] = reading
+
+        def end(_: asyncio.Task[None]) -> None:
+            for piece in missing:
+                self._fetching.pop((held, piece.blob), None)
+
+        reading.add_done_callback(end)
+
+    async def _fetch(self, handle: PartitionHandle, slices: Sequence[Slice]) -> None:
+        # Whoever needs the rows reads them again, and is told.
+        with contextlib.suppress(Exception):
+            await self._read(handle, slices, keep=True)
 
     def drop(self, effect: Commit) -> None:
         """Evict the blobs that the commit has dropped or compacted."""
@@ -110,22 +143,30 @@ class RowFetcher:
         """The blobs of the slices, by number, without those that are gone. Raises `unavailable`, `partition_damaged`."""
         handle = self._handle_of(partition)
         held = handle[:2]
+        fetching = {reading for piece in slices if (reading := self._fetching.get((held, piece.blob))) is not None}
+        if fetching:
+            await asyncio.wait(fetching)
         found = {piece.blob: self._cache.get((held, piece.blob)) for piece in slices}
         blobs = {number: batch for number, batch in found.items() if batch is not None}
-        missing = {piece.blob: piece.columns for piece in slices if piece.blob not in blobs}
-        if missing:
-            try:
-                read = await handle.backend.read(handle.ref, list(missing))
-            except DamagedError as error:
-                self._stop(partition, error)
-                raise SluicewayError("partition_damaged", str(error)) from error
-            except StoreUnavailableError as error:
-                raise SluicewayError("unavailable", f"partition {partition} cannot be read: {error}") from error
-            for number, columns in missing.items():
-                if number in read:
-                    blobs[number] = decode_stored(read[number], columns)
-                    if keep:
-                        self._cache.put((held, number), blobs[number])
+        missing = [piece for piece in slices if piece.blob not in blobs]
+        if not missing:
+            return blobs
+        try:
+            return blobs | await self._read(handle, missing, keep)
+        except DamagedError as error:
+            self._stop(partition, error)
+            raise SluicewayError("partition_damaged", str(error)) from error
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"partition {partition} cannot be read: {error}") from error
+
+    async def _read(self, handle: PartitionHandle, slices: Sequence[Slice], keep: bool) -> dict[int, StoredRows]:
+        """Read the blobs from the store. Raises what Backend.read does."""
+        columns = {piece.blob: piece.columns for piece in slices}
+        read = await handle.backend.read(handle.ref, list(columns))
+        blobs = {number: decode_stored(data, columns[number]) for number, data in read.items()}
+        if keep:
+            for number, blob in blobs.items():
+                self._cache.put((handle[:2], number), blob)
         return blobs
 
     async def deliver(self, future: asyncio.Future[Any], grants: Sequence[Grant], keyed: bool) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+from sluiceway.adapters.storage.bucket import BucketPartitionStore
+from sluiceway.adapters.storage.bucket_requests import BucketRequests, CountedObjects
+from sluiceway.adapters.storage.hedged_reads import HedgedReads
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.kernel.errors import invalid
@@ -17,7 +20,10 @@ from sluiceway.model.backends import (
     PostgresBackend,
     S3Backend,
     SqliteBackend,
+    kind_of,
 )
+from sluiceway.model.bucket_prices import BucketPrices, prices_of
+from sluiceway.ports.object_store import ObjectStore
 from sluiceway.ports.partition_store import PartitionStore
 
 MAX_OPEN, MIN_OPEN = 256, 8
@@ -26,13 +32,15 @@ OTHER_FILES = 48
 """Other files that a server has open: libraries, its log, listeners, the meta store."""
 
 
-def open_store(name: str, settings: BackendSettings, data: Path, *, shared: bool = False) -> PartitionStore:
-    """Return that backend's store; `shared` with the other processes of a cluster. Raises `invalid_request` for settings it cannot use, and
-    what the store's constructor does."""
+def open_store(
+    name: str, settings: BackendSettings, data: Path, *, shared: bool = False, requests: BucketRequests | None = None
+) -> PartitionStore:
+    """Return that backend's store; `shared` with the other processes of a cluster. `requests` counts those to buckets. Raises
+    `invalid_request` for settings it cannot use, and what the store's constructor does."""
     if isinstance(settings, PostgresBackend):
         return _open_postgres(name, settings)
     if isinstance(settings, BucketBackend):
-        return _open_bucket(name, settings)
+        return _open_bucket(name, settings, requests or BucketRequests())
     if isinstance(settings, SqliteBackend):
         return SqlitePartitionStore(directory_of(name, settings, data), shared=shared, max_open=most_open(shared))
     if isinstance(settings, MemoryBackend):
@@ -69,16 +77,25 @@ def _open_postgres(name: str, settings: PostgresBackend) -> PartitionStore:
         raise invalid(f"backends.{name}.url", "neither a PostgreSQL URL nor a connection string") from None
 
 
-def _open_bucket(name: str, settings: BucketBackend) -> PartitionStore:
+def _open_bucket(name: str, settings: BucketBackend, requests: BucketRequests) -> PartitionStore:
+    objects = CountedObjects(open_objects(name, settings), requests.of(name, bucket_prices(settings)))
+    return BucketPartitionStore(HedgedReads(objects), settings.write_timeout, settings.commit_window)
+
+
+def bucket_prices(settings: BucketBackend) -> BucketPrices:
+    """The list prices of requests to that bucket."""
+    return prices_of(kind_of(settings), settings.bucket)
+
+
+def open_objects(name: str, settings: BucketBackend) -> ObjectStore:
+    """Return the objects of that backend's bucket. Raises `invalid_request` for settings it cannot use."""
     try:
         from sluiceway.adapters.storage import bucket_objects
-        from sluiceway.adapters.storage.bucket import BucketPartitionStore
-        from sluiceway.adapters.storage.hedged_reads import HedgedReads
     except ImportError:
         raise invalid(f"backends.{name}", "a bucket needs obstore; install it with: pip install 'sluiceway[s3]'") from None
     try:
         if isinstance(settings, S3Backend):
-            objects = bucket_objects.in_s3(
+            return bucket_objects.in_s3(
                 settings.bucket,
                 settings.prefix,
                 region=settings.region,
@@ -86,12 +103,16 @@ def _open_bucket(name: str, settings: BucketBackend) -> PartitionStore:
                 access_key_id=settings.access_key_id,
                 secret_access_key=settings.secret_access_key,
             )
-        elif isinstance(settings, GcsBackend):
-            objects = bucket_objects.in_gcs(settings.bucket, settings.prefix, service_account=settings.service_account)
-        elif isinstance(settings, AzureBackend):
-            objects = bucket_objects.in_azure(settings.bucket, settings.prefix, account=settings.account, access_key=settings.access_key)
-        else:
-            raise TypeError(f"there is no bucket for {type(settings).__name__}: add it here")
+        if isinstance(settings, GcsBackend):
+            return bucket_objects.in_gcs(settings.bucket, settings.prefix, service_account=settings.service_account)
+        if isinstance(settings, AzureBackend):
+            return bucket_objects.in_azure(
+                settings.bucket,
+                settings.prefix,
+                account=settings.account,
+                access_key=settings.access_key,
+                endpoint=settings.endpoint,
+            )
+        raise TypeError(f"there is no bucket for {type(settings).__name__}: add it here")
     except ValueError as error:
         raise invalid(f"backends.{name}", f"it cannot be used: {error}") from None
-    return BucketPartitionStore(HedgedReads(objects), settings.write_timeout)

@@ -37,6 +37,10 @@ class PostgresBackend(BackendSettings, frozen=True, kw_only=True, tag="postgres"
     ] = "sluiceway"
 
 
+COMMIT_WINDOW: Millis = 10
+"""Much shorter than a write to a bucket, and long enough for those who wait for the one before to take part in the next."""
+
+
 class BucketBackend(BackendSettings, frozen=True, kw_only=True):
     """A bucket of an object store, or a part of one."""
 
@@ -44,6 +48,11 @@ class BucketBackend(BackendSettings, frozen=True, kw_only=True):
     prefix: Annotated[
         str, Meta(pattern="^[A-Za-z0-9_./-]*$"), key("folder in the bucket; give each server or cluster its own", restart=True)
     ] = "sluiceway"
+    commit_window: Annotated[
+        Millis,
+        Meta(le=10_000),
+        key("how long each write to the bucket waits for further commits, to take them along", "duration", restart=True),
+    ] = COMMIT_WINDOW
 
 
 class S3Backend(BucketBackend, frozen=True, kw_only=True, tag="s3"):
@@ -68,6 +77,7 @@ class AzureBackend(BucketBackend, frozen=True, kw_only=True, tag="azure"):
 
     account: Annotated[str, Meta(min_length=1), key("name of the storage account", restart=True)]
     access_key: Annotated[str, key("access key; empty: from the environment or the machine's identity", "credential", restart=True)] = ""
+    endpoint: Annotated[str, key("the account's URL in another Azure cloud or in an emulator; empty: public Azure", restart=True)] = ""
 
 
 class MemoryBackend(BackendSettings, frozen=True, tag="memory"):

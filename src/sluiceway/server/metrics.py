@@ -1,4 +1,4 @@
-"""Prometheus metrics: requests, queues, backends, the event loop and the process."""
+"""Prometheus metrics: requests, queues, backends and their buckets, the event loop and the process."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import ClusterInfo
 from sluiceway.server.endpoints import Page, Reply
 from sluiceway.server.http import Request
+from sluiceway.server.metric_buckets import BucketMetrics
 from sluiceway.server.metric_cluster import ClusterMetrics
 from sluiceway.server.metric_queues import COUNTERS, QueueCounts, QueueLabels, count_queue
 from sluiceway.server.metric_requests import RequestCounts
@@ -66,7 +67,16 @@ class Metrics:
         self._cluster = ClusterMetrics(service)
         self._labels = QueueLabels(now())
         self._registry = CollectorRegistry()
-        for collector in (self._requests, _Quiet(self._lag), self._queues, self._cluster, _Build(), ProcessCollector(registry=None)):
+        buckets = BucketMetrics(service.bucket_requests)
+        for collector in (
+            self._requests,
+            _Quiet(self._lag),
+            self._queues,
+            buckets,
+            self._cluster,
+            _Build(),
+            ProcessCollector(registry=None),
+        ):
             self._registry.register(collector)
         self._scraping = asyncio.Lock()
         self._text = b""

@@ -26,6 +26,7 @@ import uvloop
 
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.opening import open_meta_store
+from sluiceway.adapters.storage.bucket_requests import BucketRequests
 from sluiceway.cluster.peer_http import HttpTransport
 from sluiceway.instance.configuration import Loaded, load
 from sluiceway.instance.service import Membership, Service
@@ -336,11 +337,13 @@ def _run(
     ready: Callable[[], None],
     own: Own | None = None,
 ) -> None:
+    requests = BucketRequests()
     service = Service(
         data,
         loaded.configuration.backends,
-        membership=None if cluster is None else _membership(cluster),
+        membership=None if cluster is None else _membership(cluster, requests),
         disk_reserve=loaded.configuration.server.disk_reserve,
+        bucket_requests=requests,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -349,7 +352,7 @@ def _run(
             raise SluicewayError("unavailable", str(error), "data") from error
 
 
-def _membership(cluster: ClusterSettings) -> Membership:
+def _membership(cluster: ClusterSettings, requests: BucketRequests) -> Membership:
     def transport(secret: str) -> HttpTransport:
         try:
             return HttpTransport(secret, Path(cluster.ca) if cluster.ca else None)
@@ -357,7 +360,7 @@ def _membership(cluster: ClusterSettings) -> Membership:
             raise invalid("cluster.ca", f"{cluster.ca} cannot be used: {error}; expected a PEM file with certificates") from error
 
     strategy = cluster.strategy or None
-    return Membership(lambda: open_meta_store(cluster.meta), transport, cluster.advertise, strategy=strategy, times=cluster.times)
+    return Membership(lambda: open_meta_store(cluster.meta, requests), transport, cluster.advertise, strategy=strategy, times=cluster.times)
 
 
 def _prepare(configuration: Configuration) -> None:

@@ -35,7 +35,8 @@ _LIBRARIES = ("pyarrow", "httptools", "msgspec", "apsw", "pyspark")
 def doctor(session: Session, data: Path | None, file: Path | None) -> int:
     """Show what is wrong now, check for common problems and suggest fixes. Exits with 3 if a check failed or a problem is critical.
 
-    Checks queues, the server, the connection, the key and this machine. Changes nothing.
+    Checks queues, the server, the connection, the key and this machine. Changes nothing, except that --config creates and deletes a few
+    objects below probe/ in each bucket.
     """
     server = list(_server(session))
     found = [*_judged(session, server), *server, *(_data(data) if data else ()), *(_configuration(file) if file else ()), *_machine()]
@@ -87,6 +88,7 @@ def _server(session: Session) -> Iterator[Check]:
     yield _key(session, after)
     yield _checked("ready", lambda: doctor_checks.readiness(session.problems()))
     yield from _cluster(session)
+    yield from _requests(session)
 
 
 def _checked(name: str, check: Callable[[], Check]) -> Check:
@@ -164,6 +166,18 @@ def _cluster(session: Session) -> Iterator[Check]:
         yield doctor_checks.cluster({each.instance: each.state for each in found})
 
 
+def _requests(session: Session) -> Iterator[Check]:
+    from sluiceway.server_cli.doctor_buckets import usage
+
+    try:
+        answer = session.get("/metrics")
+    except SluicewayError:
+        return
+    if answer.status == 200:
+        # By the server's clock, as the time of its start.
+        yield from usage(answer.body.decode(), (_date(answer) or datetime.now(UTC)).timestamp())
+
+
 # -- data folder and configuration ------------------------------------------------------------------------------------
 
 
@@ -184,6 +198,7 @@ def _data(folder: Path) -> Iterator[Check]:
 
 def _configuration(file: Path) -> Iterator[Check]:
     from sluiceway.instance import configuration
+    from sluiceway.server_cli import doctor_buckets
 
     try:
         loaded = configuration.load(file)
@@ -198,6 +213,7 @@ def _configuration(file: Path) -> Iterator[Check]:
     server = loaded.configuration.server
     for listen in filter(None, (server.listen, server.admin_listen)):
         yield doctor_checks.exposed(listen, bool(server.tls_certificate), server.auth != "none")
+    yield from doctor_buckets.probes(loaded.configuration)
 
 
 # -- this machine -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
@@ -29,12 +29,14 @@ OTHER_FILES = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of a check. `fix` is the suggested action, empty if none is needed."""
+    """The result of a check. `fix` is the suggested action, empty if none is needed. `figures`: numbers of the detail, with their units in
+    their names."""
 
     name: str
     state: State
     detail: str
     fix: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 def local(url: str) -> bool:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 from tests.campaigns.cluster.calls import complete_while_one_is_down, create_and_produce, relay
 from tests.campaigns.cluster.cost import compare_workers
@@ -20,18 +21,23 @@ from tests.campaigns.cluster.cuts import cut_every_line
 from tests.campaigns.cluster.freezing import freeze_an_owner
 from tests.campaigns.cluster.kills import Pace, kill_again_and_again, stop_one_after_the_other
 from tests.campaigns.kit import command
-from tests.campaigns.kit.fleet import PostgresFleet, WorkerFleet
+from tests.campaigns.kit.fleet import Bucket, PostgresFleet, WorkerFleet
 from tests.campaigns.kit.history import History
 from tests.campaigns.kit.lines import Switchboard
 from tests.campaigns.kit.report import Report
 from tests.campaigns.kit.traffic import Traffic, judged
 from tests.servers.postgres_server import PostgresServer
 
-INSTANCES = 4
+WORKERS = 4
 
 
 class Campaign(command.Campaign):
     name = "cluster"
+    size: ClassVar[int] = 4
+    """Instances of a cluster."""
+    bucket: Bucket | None = None
+    """Where the partitions are, if not in PostgreSQL."""
+    meta_in_bucket = False
 
     def __init__(self, given: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
         super().__init__(given, folder, stack)
@@ -39,13 +45,13 @@ class Campaign(command.Campaign):
         self._random = random.Random(given.seed)
 
     def kills(self, report: Report) -> None:
-        """kill −9 one of four instances again and again"""
+        """kill −9 one of the instances again and again"""
         with self._instances(report) as (_, traffic, _):
             kill_again_and_again(report, traffic, self._random, self._pace())
 
     def workers(self, report: Report) -> None:
-        """kill −9 one of four workers again and again"""
-        with judged(report, Traffic(WorkerFleet(self._new_folder("workers"), INSTANCES))) as traffic:
+        """kill −9 one of the workers again and again"""
+        with judged(report, Traffic(WorkerFleet(self._new_folder("workers"), WORKERS))) as traffic:
             kill_again_and_again(report, traffic, self._random, self._pace())
 
     def freeze(self, report: Report) -> None:
@@ -79,7 +85,8 @@ class Campaign(command.Campaign):
 
     @contextmanager
     def _instances(self, report: Report, switchboard: Switchboard | None = None) -> Iterator[tuple[PostgresFleet, Traffic, History]]:
-        fleet = PostgresFleet(self._new_folder(report.name), self._postgres, INSTANCES, switchboard)
+        folder = self._new_folder(report.name)
+        fleet = PostgresFleet(folder, self._postgres, self.size, switchboard, bucket=self.bucket, meta_in_bucket=self.meta_in_bucket)
         with judged(report, Traffic(fleet)) as traffic:
             traffic.history = history = fleet.history()
             yield fleet, traffic, history

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.campaigns.kit.history import History, instance_of
+from tests.campaigns.kit.history import History, instance_of, newest
 from tests.campaigns.kit.report import Report, quantile
 from tests.campaigns.kit.traffic import Traffic, only
 from tests.server.server_process import wait_until
@@ -82,7 +82,7 @@ def complete_while_one_is_down(report: Report, traffic: Traffic, history: Histor
         item = {"payload": base64.b64encode(str(partition).encode()).decode()}
         traffic.ask("storage/items.import", 0, queue_name=SPANNING, partition=partition, items=[item])
     ids = dict(_lease_all(traffic))
-    owners = {place[1]: instance_of(write.writer) for place, write in history.newest().items() if place[0] == made["incarnation"]}
+    owners = {place[1]: instance_of(write.writer) for place, write in newest(history.writes()).items() if place[0] == made["incarnation"]}
     names = sorted(set(owners.values()))
     if sorted(ids) != list(range(SPANNING_PARTITIONS)) or len(names) < 3:
         report.fail(f"{sorted(ids)} of {SPANNING_PARTITIONS} items could be leased, from {names}")

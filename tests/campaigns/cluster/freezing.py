@@ -9,7 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.campaigns.cluster.kills import SERVED_WITHIN
-from tests.campaigns.kit.history import History, instance_of, written_too_late
+from tests.campaigns.kit.history import History, instance_of, newest, written_too_late
 from tests.campaigns.kit.report import Report
 from tests.campaigns.kit.serving import seconds_until_served
 from tests.campaigns.kit.traffic import Traffic, only
@@ -50,7 +50,7 @@ def freeze_an_owner(report: Report, traffic: Traffic, history: History, chance: 
     report.within(f"after {victim.name} was let go on, {again.last} by way of it", again.seconds, SERVED_WITHIN)
     traffic.progress(50)
     traffic.drain(home)
-    at = {write.place: write for write in taken_over}
+    at = newest(taken_over)
     too_late = written_too_late(history.writes(taken_over[-1].id), at, victim.name)
     for write in too_late[:10]:
         report.fail(f"{write.writer} wrote {write.place} under {write.fence} after {at[write.place].writer} had it")
@@ -64,7 +64,7 @@ def _an_owner(traffic: Traffic, history: History, chance: random.Random) -> tupl
     """An instance, and the partitions of ours that it wrote last."""
     names = {traffic.ask("queues.info", 0, queue_name=queue)["incarnation"]: queue for queue in traffic.queues}
     owned: dict[str, list[tuple[str, int]]] = {}
-    for (incarnation, partition), write in history.newest().items():
+    for (incarnation, partition), write in newest(history.writes()).items():
         if incarnation in names:
             owned.setdefault(instance_of(write.writer), []).append((names[incarnation], partition))
     homes = [home for home, instance in enumerate(traffic.fleet.instances) if instance.name in owned]

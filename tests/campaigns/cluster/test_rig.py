@@ -20,6 +20,7 @@ from tests.campaigns.kit.report import Report
 from tests.campaigns.kit.serving import seconds_until_served
 from tests.campaigns.kit.traffic import Traffic, loaded
 from tests.server.server_process import COMMAND
+from tests.servers.faulty_bucket import faulty_bucket
 from tests.servers.postgres_server import PostgresServer
 
 QUEUES = {"wide": 3, "single": 1}
@@ -71,14 +72,18 @@ def test_a_partition_that_is_not_served_is_found_and_so_is_when_it_is_again(tmp_
 
 @pytest.mark.crash
 @pytest.mark.slow
-@pytest.mark.parametrize("guilty", [False, True], ids=["honest", "unfenced"])
-def test_a_frozen_owner_that_goes_on_writing_is_found_out(tmp_path: Path, postgres: PostgresServer, guilty: bool) -> None:
-    command = sabotaged_server.command("unfenced") if guilty else COMMAND
-    fleet = PostgresFleet(tmp_path, postgres, 2, command=command)
-    with loaded(Traffic(fleet, QUEUES)) as traffic:
-        history = fleet.history()
-        # With two owners everything may go wrong, also what is needed to go on.
-        with contextlib.suppress(AssertionError) if guilty else contextlib.nullcontext():
-            freeze_an_owner(Report("frozen"), traffic, history, random.Random(1), 15)
-    assert bool(faults(history.writes())) == guilty
-    assert guilty or traffic.tally.faults == 0, traffic.tally.examples
+@pytest.mark.parametrize("flaw", ["", "holds-on", "unfenced"])
+@pytest.mark.parametrize("bucket", [False, True], ids=["postgres", "bucket"])
+def test_a_frozen_owner_that_goes_on_writing_is_found_out(tmp_path: Path, postgres: PostgresServer, flaw: str, bucket: bool) -> None:
+    """One that only holds on goes on in vain: the storage refuses its writes."""
+    command = sabotaged_server.command(flaw) if flaw else COMMAND
+    with faulty_bucket() if bucket else contextlib.nullcontext() as where:
+        fleet = PostgresFleet(tmp_path, postgres, 2, command=command, bucket=where)
+        with loaded(Traffic(fleet, QUEUES)) as traffic:
+            history = fleet.history()
+            # With two owners everything may go wrong, also what is needed to go on.
+            with contextlib.suppress(AssertionError) if flaw else contextlib.nullcontext():
+                freeze_an_owner(Report("frozen"), traffic, history, random.Random(1), 15)
+        found = faults(history.writes())
+    assert bool(found) == (flaw == "unfenced"), found[:3]
+    assert flaw or traffic.tally.faults == 0, traffic.tally.examples

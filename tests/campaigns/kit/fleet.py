@@ -17,11 +17,15 @@ from urllib.parse import quote, urlencode
 import httpx
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.campaigns.kit.history import History
+from tests.campaigns.kit.history import BucketHistory, History, PostgresHistory
 from tests.campaigns.kit.lines import HOST, Line, Switchboard
 from tests.server.server_process import COMMAND, PATIENCE, wait_until
 from tests.servers import pids
+from tests.servers.faulty_bucket import FaultyBucket
 from tests.servers.postgres_server import PostgresServer
+from tests.servers.versity_server import VersityServer
+
+Bucket = FaultyBucket | VersityServer
 
 _fleets = itertools.count()
 HANGOVER = 15.0
@@ -202,7 +206,7 @@ class Lines(NamedTuple):
 class PostgresFleet(Fleet):
     """Instances whose meta store and backend are one PostgreSQL database, made for them; with a switchboard, over lines that can be cut.
 
-    `bucket`: the URL of an object store with the interface of S3, in which the partitions are instead; `meta_in_bucket`: and all the rest.
+    `bucket`: where the partitions are instead; `meta_in_bucket`: and all the rest.
     """
 
     def __init__(
@@ -212,13 +216,13 @@ class PostgresFleet(Fleet):
         size: int,
         switchboard: Switchboard | None = None,
         command: Sequence[str] = COMMAND,
-        bucket: str | None = None,
+        bucket: Bucket | None = None,
         *,
         meta_in_bucket: bool = False,
     ) -> None:
         self._meta_in_bucket = meta_in_bucket
-        self._bucket = None if bucket is None else httpx.URL(bucket)
-        storage_port = postgres.port if self._bucket is None else self._bucket.port or 0
+        self._bucket = bucket
+        storage_port = postgres.port if bucket is None else httpx.URL(bucket.url).port or 0
         database = f"fleet{next(_fleets)}"
         postgres.administer(f"CREATE DATABASE {database} OWNER sluiceway")
         self._parts = {name: str(value) for name, value in conninfo_to_dict(postgres.dsn()).items()} | {"dbname": database}
@@ -228,8 +232,10 @@ class PostgresFleet(Fleet):
         super().__init__([Instance(folder, f"i{n}", self._config_of(n), command=command) for n in range(size)])
 
     def history(self) -> History:
-        """Who writes the partitions that lie in PostgreSQL, from now on; one must have been opened there."""
-        return History(make_conninfo("", **self._parts))
+        """Who writes the partitions: in PostgreSQL from now on, and one must have been opened there; in a bucket from the beginning."""
+        if isinstance(self._bucket, FaultyBucket):
+            return BucketHistory(self._bucket, self._prefix)
+        return PostgresHistory(make_conninfo("", **self._parts))
 
     def _await(self, instance: Instance) -> None:
         super()._await(instance)
@@ -239,18 +245,19 @@ class PostgresFleet(Fleet):
 
     def _config_of(self, number: int) -> Callable[[int], str]:
         def config(start: int) -> str:
-            # The history tells by the application's name who has written.
-            parts = self._parts | {"application_name": f"i{number}.{start}"}
+            # It is how the history tells who has written.
+            name = f"i{number}.{start}"
+            parts = self._parts | {"application_name": name}
             lines = self.lines[number] if self.lines else None
             if self._bucket is None:
                 backend = make_conninfo("", **(parts if lines is None else parts | {"port": str(lines.storage.port)}))
                 text = f'[backends.default]\nkind = "postgres"\nurl = {json.dumps(backend)}\n'
             else:
-                text = self._in_bucket(self._bucket if lines is None else self._bucket.copy_with(port=lines.storage.port))
+                text = in_bucket("default", self._bucket, self._prefix, name, None if lines is None else lines.storage.port)
             if self._is_cluster:
                 meta = postgres_url(parts if lines is None else parts | {"port": str(lines.meta.port)})
                 if self._bucket is not None and self._meta_in_bucket:
-                    url = self._bucket if lines is None else self._bucket.copy_with(port=lines.meta.port)
+                    url = by_way_of(self._bucket.url, None if lines is None else lines.meta.port)
                     meta = f"s3://tests/{self._prefix}-meta?region=none&endpoint={url}&access_key_id=tests&secret_access_key=tests"
                 text += f"[cluster]\nmeta = {json.dumps(meta)}\n"
                 if lines is not None:
@@ -262,12 +269,6 @@ class PostgresFleet(Fleet):
     @property
     def _prefix(self) -> str:
         return self.instances[0].log.parent.name
-
-    def _in_bucket(self, url: httpx.URL) -> str:
-        return (
-            f'[backends.default]\nkind = "s3"\nbucket = "tests"\nprefix = "{self._prefix}"\nregion = "none"\nendpoint = "{url}"\n'
-            'access_key_id = "tests"\nsecret_access_key = "tests"\n'
-        )
 
 
 class WorkerFleet(Fleet):
@@ -290,6 +291,21 @@ class WorkerFleet(Fleet):
         pid = chance.choice(self.workers())
         pids.kill(pid)
         return Revival(f"worker {pid}", lambda: None)
+
+
+def in_bucket(backend: str, bucket: Bucket, prefix: str, name: str, port: int | None = None) -> str:
+    """The section of a configuration about a backend in a bucket, for the process of that name; by way of another port, if there is a
+    line."""
+    key_id = name if isinstance(bucket, FaultyBucket) else "tests"
+    return (
+        f'[backends.{backend}]\nkind = "s3"\nbucket = "tests"\nprefix = "{prefix}"\nregion = "none"\n'
+        f'endpoint = "{by_way_of(bucket.url, port)}"\naccess_key_id = "{key_id}"\nsecret_access_key = "tests"\n'
+    )
+
+
+def by_way_of(url: str, port: int | None) -> str:
+    """The URL with that port, if there is one."""
+    return url if port is None else str(httpx.URL(url).copy_with(port=port))
 
 
 def postgres_url(parts: dict[str, str]) -> str:

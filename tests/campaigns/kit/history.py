@@ -1,13 +1,19 @@
-"""Who wrote what, as PostgreSQL saw it: a trigger notes each change of a partition's row, and in whose session it was made.
+"""Who wrote what, as the storage saw it.
 
 This is how one can tell from outside that a partition never had two owners: each fence belongs to one process, and fences only rise.
+In PostgreSQL a trigger notes each change of a partition's row, and in whose session it was made; a bucket of the tests' own notes each
+opening and cycle that it takes, and with whose key.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import psycopg
+
+from tests.servers.faulty_bucket import FaultyBucket
 
 _NOTE = """
 CREATE TABLE public.history (
@@ -25,6 +31,7 @@ BEGIN
 END $$;
 CREATE TRIGGER note_history AFTER INSERT OR UPDATE ON sluiceway.partition FOR EACH ROW EXECUTE FUNCTION public.note_history();
 """
+_HEAD = re.compile(r"partitions/([^/]+)-(\d+)/head$")
 _WRITES = """
 SELECT id, incarnation, partition, fence_era, fence_grant, fence_opening, txn, writer FROM public.history WHERE id > %s ORDER BY id"""
 
@@ -47,7 +54,7 @@ def instance_of(writer: str) -> str:
     return writer.partition(".")[0]
 
 
-def faults(writes: list[Write]) -> list[str]:
+def faults(writes: Sequence[Write]) -> list[str]:
     """What cannot be if every partition has one owner at a time."""
     found = []
     newest: dict[Place, Write] = {}
@@ -65,7 +72,7 @@ def faults(writes: list[Write]) -> list[str]:
     return found
 
 
-def written_too_late(after: list[Write], at: dict[Place, Write], instance: str) -> list[Write]:
+def written_too_late(after: Sequence[Write], at: dict[Place, Write], instance: str) -> list[Write]:
     """Of what was written `after` another process had a partition (`at`: the newest write of each by then), what the instance wrote under
     a fence that was over."""
     return [
@@ -78,7 +85,20 @@ def written_too_late(after: list[Write], at: dict[Place, Write], instance: str) 
     ]
 
 
-class History:
+class History(Protocol):
+    """The writes of all partitions of a fleet."""
+
+    def writes(self, after: int = 0) -> Sequence[Write]:
+        """Those with a higher id, in order."""
+        ...
+
+
+def newest(writes: Sequence[Write]) -> dict[Place, Write]:
+    """The newest write of each partition."""
+    return {write.place: write for write in writes}
+
+
+class PostgresHistory:
     """Reads and writes nothing but its own table. The tables of the backend must be there already."""
 
     def __init__(self, dsn: str) -> None:
@@ -90,11 +110,21 @@ class History:
         return psycopg.connect(self._dsn, autocommit=True, application_name="history.0")
 
     def writes(self, after: int = 0) -> list[Write]:
-        """Those with a higher id, in order."""
         with self._connect() as connection:
             rows = connection.execute(_WRITES, [after]).fetchall()
         return [Write(row[0], (row[1], row[2]), (row[3], row[4], row[5]), row[6], row[7]) for row in rows]  # type: ignore[arg-type]
 
-    def newest(self) -> dict[Place, Write]:
-        """The newest write of each partition."""
-        return {write.place: write for write in self.writes()}
+
+class BucketHistory:
+    """Of the partitions below a prefix of a bucket."""
+
+    def __init__(self, bucket: FaultyBucket, prefix: str) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+
+    def writes(self, after: int = 0) -> list[Write]:
+        found = []
+        for number, (_, head, writer, fence, txn) in enumerate(self._bucket.cycles(after), after + 1):
+            if head.startswith(f"{self._prefix}/") and (place := _HEAD.search(head)):
+                found.append(Write(number, (place[1], int(place[2])), fence, txn, writer))
+        return found

@@ -11,7 +11,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import obstore
+
 from sluiceway.adapters.storage import postgres
+from sluiceway.adapters.storage.bucket_objects import BucketObjects
+from sluiceway.adapters.storage.bucket_proof import Proof
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.cli.main import main
@@ -68,16 +72,31 @@ def sync_less(synchronous: str) -> None:
 # ---- ownership ----------------------------------------------------------------------------------------------------------
 
 
-def unfence() -> None:
-    """An instance never lets go of what it owns, and storage does not ask for its fence."""
-    assert FENCED in postgres._CYCLE
-    postgres._CYCLE = postgres._CYCLE.replace(FENCED, UNFENCED)
+def hold_on() -> None:
+    """An instance never lets go of what it owns."""
     honest = GroupMember._serve
 
     async def serve(self: GroupMember, owned: Mapping[str, Token], lease_deadline: Millis) -> None:
         await honest(self, {**self._held, **owned}, lease_deadline + LONG)
 
     GroupMember._serve = serve  # type: ignore[method-assign]
+
+
+def unfence() -> None:
+    """Nor does storage ask for its fence: PostgreSQL not for the number, a bucket not whether the name of a log entry is free."""
+    hold_on()
+    assert FENCED in postgres._CYCLE
+    postgres._CYCLE = postgres._CYCLE.replace(FENCED, UNFENCED)
+
+    async def create(self: BucketObjects, name: str, data: bytes) -> bool:
+        await obstore.put_async(self._store, name, data)
+        return True
+
+    async def give(self: Proof) -> None:
+        """It would find that out."""
+
+    BucketObjects.create = create  # type: ignore[method-assign]
+    Proof.give = give  # type: ignore[method-assign]
 
 
 # ---- rebalances ---------------------------------------------------------------------------------------------------------
@@ -108,6 +127,7 @@ SABOTAGES: dict[str, Callable[[], None]] = {
     "answers-early": answer_early,
     "sync-off": partial(sync_less, "off"),
     "sync-normal": partial(sync_less, "normal"),
+    "holds-on": hold_on,
     "unfenced": unfence,
     "seals": seal_what_is_not_empty,
     "keys": forget_keys,

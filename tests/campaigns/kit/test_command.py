@@ -10,7 +10,7 @@ from tests.campaigns.kit.command import Campaign, summed_up
 from tests.campaigns.kit.report import Report, most_and_median, quantile
 
 
-@pytest.mark.parametrize("name", ["cluster", "rebalance", "spark", "tasks"])
+@pytest.mark.parametrize("name", ["bucket", "cluster", "rebalance", "spark", "tasks"])
 def test_every_scenario_can_be_named_and_others_cannot(name: str) -> None:
     campaign: type[Campaign] = importlib.import_module(f"tests.campaigns.{name}.__main__").Campaign
     parser, scenarios = campaign.parser(), [*campaign.scenarios()]

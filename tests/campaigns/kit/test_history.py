@@ -5,12 +5,15 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from sluiceway.adapters.storage.bucket import BucketPartitionStore
+from sluiceway.adapters.storage.bucket_objects import in_s3
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Fence, PartitionRef
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import cycle
-from tests.campaigns.kit.history import History, Write, faults, instance_of, written_too_late
+from tests.campaigns.kit.history import BucketHistory, PostgresHistory, Write, faults, instance_of, newest, written_too_late
+from tests.servers.faulty_bucket import faulty_bucket
 from tests.servers.postgres_server import PostgresServer
 
 PLACE = ("k7f3q2ma", 0)
@@ -48,7 +51,7 @@ async def test_the_trigger_notes_openings_and_turns_with_their_writer(postgres: 
     dsn = postgres.dsn()
     first, second = (PostgresPartitionStore(f"{dsn} application_name={name}") for name in ("i0.1", "i1.1"))
     await first.browse(ref)
-    history = History(dsn)
+    history = PostgresHistory(dsn)
     old, new = Fence(*OLD), Fence(*NEW)
     await first.open(ref, old)
     assert await first.apply(ref, cycle(1), old) is Outcome.DONE
@@ -58,7 +61,7 @@ async def test_the_trigger_notes_openings_and_turns_with_their_writer(postgres: 
     seen = [(write.place, write.fence, write.txn, write.writer) for write in history.writes()]
     place = ("k7f3q2ma", 3)
     assert seen == [(place, OLD, 0, "i0.1"), (place, OLD, 1, "i0.1"), (place, NEW, 1, "i1.1"), (place, NEW, 2, "i1.1")]
-    assert history.newest()[place].writer == "i1.1"
+    assert newest(history.writes())[place].writer == "i1.1"
     # The control group: what the store would never do.
     with psycopg.connect(f"{dsn} application_name=i0.1", autocommit=True) as zombie:
         zombie.execute("UPDATE sluiceway.partition SET txn = txn + 1")
@@ -66,3 +69,34 @@ async def test_the_trigger_notes_openings_and_turns_with_their_writer(postgres: 
     assert len(written_too_late(history.writes(after=4), {place: history.writes()[3]}, "i0")) == 1
     await first.close()
     await second.close()
+
+
+@driven
+async def test_a_bucket_notes_openings_and_turns_with_their_writer() -> None:
+    ref, old, new = PartitionRef("k7f3q2ma", 3), Fence(*OLD), Fence(*NEW)
+    with faulty_bucket() as bucket:
+        history = BucketHistory(bucket, "here")
+        objects, others, elsewhere = (
+            in_s3("tests", prefix, region="none", endpoint=bucket.url, access_key_id=name, secret_access_key="tests")
+            for prefix, name in (("here", "i0.1"), ("here", "i1.1"), ("there", "i2.1"))
+        )
+        first, second, third = (BucketPartitionStore(each, 1_000) for each in (objects, others, elsewhere))
+        await first.open(ref, old)
+        await third.open(ref, old)
+        assert await first.apply(ref, cycle(1), old) is Outcome.DONE
+        await second.open(ref, new)
+        assert await first.apply(ref, cycle(2), old) is Outcome.REFUSED
+        assert await second.apply(ref, cycle(2), new) is Outcome.DONE
+        seen = [(write.place, write.fence, write.txn, write.writer) for write in history.writes()]
+        place = ("k7f3q2ma", 3)
+        assert seen == [(place, OLD, 0, "i0.1"), (place, OLD, 1, "i0.1"), (place, NEW, 1, "i1.1"), (place, NEW, 2, "i1.1")]
+        assert not faults(history.writes())
+        assert history.writes(after=history.writes()[-1].id) == []
+        # The control group: what the store would never do.
+        log = next(name for name, _, _, fence, txn in bucket.cycles(0) if fence == OLD and txn == 1 and name.startswith("here"))
+        entry = await objects.get(log.removeprefix("here/"))
+        assert entry is not None
+        await objects.replace(log.removeprefix("here/"), entry.data, entry.tag)
+        assert [fault.split(" by ")[-1] for fault in faults(history.writes())] == ["i0.1", "i0.1"]
+    for store in (first, second, third):
+        await store.close()

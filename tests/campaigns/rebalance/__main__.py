@@ -25,6 +25,7 @@ from tests.campaigns.rebalance.operations import run_operations
 from tests.campaigns.rebalance.order import move_in_order
 from tests.campaigns.rebalance.spread import NAMES, run_spread
 from tests.campaigns.rebalance.step_kills import Way, kill_alone_at_every_step, strike_at_every_step
+from tests.servers.faulty_bucket import faulty_bucket
 from tests.servers.postgres_server import PostgresServer
 
 INSTANCES = 3
@@ -38,9 +39,10 @@ class Campaign(command.Campaign):
     def __init__(self, given: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
         super().__init__(given, folder, stack)
         self._postgres = stack.enter_context(PostgresServer())
+        self._bucket = stack.enter_context(faulty_bucket(given.median, given.p99)) if given.bucket else None
 
     def alone(self, report: Report) -> None:
-        """4 → 12 → 3 partitions and from SQLite to PostgreSQL and back, on a single server; no client may notice"""
+        """4 → 12 → 3 partitions and from SQLite to PostgreSQL, or a bucket, and back, on a single server; no client may notice"""
         self._moves(report, 1)
 
     def together(self, report: Report) -> None:
@@ -87,9 +89,9 @@ class Campaign(command.Campaign):
     def operations(self, report: Report) -> None:
         """what operators do: add, remove, a new backend, vacate one, stop and start its storage"""
         with PostgresServer() as storage:
-            fleet = MixedFleet(self._new_folder(report.name), storage, 2, on_one_machine=True)
+            fleet = MixedFleet(self._new_folder(report.name), storage, 2, on_one_machine=True, bucket=self._bucket)
             with judged(report, MovingTraffic(fleet, QUEUES, by_client=True)) as traffic:
-                run_operations(report, fleet, traffic, storage)
+                run_operations(report, fleet, traffic, self._bucket or storage)
 
     def _queues(self) -> list[str]:
         return [queue for queue in STEPPED if self._given.queue in (queue, None)]
@@ -97,7 +99,8 @@ class Campaign(command.Campaign):
     def _strikes(self, report: Report, ways: Mapping[str, tuple[Way, ...]]) -> None:
         for queue, those in ((queue, ways[queue]) for queue in self._queues() if queue in ways):
             # An instance that is frozen while it writes to an SQLite file keeps the others from that file; docs/project/tasks.md says so.
-            local = Backend(dsn=self._postgres.dsn()) if "frozen" in those else Backend()
+            shared = Backend(dsn=self._postgres.dsn()) if self._bucket is None else Backend(bucket=self._bucket)
+            local = shared if "frozen" in those else Backend()
             with self._stepped(report, queue, local) as (fleet, traffic):
                 traffic.history = fleet.history()
                 strike_at_every_step(report, fleet, traffic, fleet.steps(), queue, those)
@@ -108,7 +111,7 @@ class Campaign(command.Campaign):
             run_moves(report, fleet, traffic, self._given.seconds)
 
     def _fleet(self, name: str, size: int, backends: Mapping[str, Backend] | None = None) -> MixedFleet:
-        return MixedFleet(self._new_folder(name), self._postgres, size, backends)
+        return MixedFleet(self._new_folder(name), self._postgres, size, backends, bucket=self._bucket)
 
     @contextmanager
     def _unloaded(self, report: Report, fleet: MixedFleet) -> Iterator[MixedFleet]:
@@ -129,6 +132,9 @@ class Campaign(command.Campaign):
         parser.add_argument("--seconds", type=float, default=15.0, help="of load before anything moves, in `alone` and `together`")
         parser.add_argument("--items", type=int, default=10_000, help="that wait in the queue of `order` when it is moved")
         parser.add_argument("--backlog", type=int, default=200_000, help="items of `copies`")
+        parser.add_argument("--bucket", action="store_true", help="a bucket instead of PostgreSQL for partitions")
+        parser.add_argument("--median", type=float, default=60.0, help="of a request's latency to the bucket, in milliseconds")
+        parser.add_argument("--p99", type=float, default=200.0)
         parser.add_argument("--queue", choices=[*STEPPED], help="of `kills`, `restarts` and `cancels`: only this one is moved")
         parser.add_argument(
             "--both-ways", action="store_true", help="of `kills`: both before and after, also with the queue that keeps its order"

@@ -38,7 +38,7 @@ class Item(NamedTuple):
 
 
 def run_copies(report: Report, fleet: MixedFleet, items: int) -> None:
-    """To PostgreSQL as fast as it goes, back at half of that rate."""
+    """To the shared backend as fast as it goes, back at half of that rate."""
     moves = Moves(report, fleet)
     fleet.settle_on(LOCAL)
     with Client(fleet.url(0)) as client:

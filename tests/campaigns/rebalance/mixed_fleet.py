@@ -12,27 +12,30 @@ from pathlib import Path
 import httpx
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.campaigns.kit.fleet import Instance, PostgresFleet, postgres_url
+from tests.campaigns.kit.fleet import Instance, PostgresFleet, in_bucket, postgres_url
 from tests.campaigns.rebalance.holding import PostgresSteps, SqliteSteps
 from tests.server.server_process import COMMAND, wait_until
+from tests.servers.faulty_bucket import FaultyBucket
 from tests.servers.postgres_server import PostgresServer
 
 LOCAL, SHARED = "local", "shared"
-"""The usual two: SQLite and PostgreSQL."""
+"""The usual two: SQLite, and PostgreSQL or a bucket."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What a configuration says of one. `dsn`: of a PostgreSQL database; empty: a folder of SQLite files."""
+    """What a configuration says of one. `dsn`: of a PostgreSQL database; `bucket`: a folder in it; neither: a folder of SQLite files."""
 
     affinity: float = 1.0
     dsn: str = ""
+    bucket: FaultyBucket | None = None
 
 
 class MixedFleet(PostgresFleet):
     """One server, or instances of a cluster, with `backends` that may be changed and then reloaded everywhere.
 
     A cluster's meta store is a PostgreSQL database made for it, or, `on_one_machine`, an SQLite file. A single server has its own.
+    `bucket`: where the shared backend is instead of PostgreSQL.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class MixedFleet(PostgresFleet):
         backends: Mapping[str, Backend] | None = None,
         on_one_machine: bool = False,
         command: Sequence[str] = COMMAND,
+        bucket: FaultyBucket | None = None,
     ) -> None:
         self._folder = folder
         self._on_one_machine = on_one_machine
-        super().__init__(folder, postgres, size, command=list(command))
+        super().__init__(folder, postgres, size, command=list(command), bucket=bucket)
         self._dsn = make_conninfo("", **self._parts)
-        self.backends = dict(backends) if backends is not None else {LOCAL: Backend(), SHARED: Backend(dsn=self._dsn)}
+        shared = Backend(dsn=self._dsn) if bucket is None else Backend(bucket=bucket)
+        self.backends = dict(backends) if backends is not None else {LOCAL: Backend(), SHARED: shared}
 
     def _config_of(self, number: int) -> Callable[[int], str]:
         def config(start: int) -> str:
@@ -63,6 +68,8 @@ class MixedFleet(PostgresFleet):
         return config
 
     def _backend(self, name: str, backend: Backend, application: str) -> str:
+        if backend.bucket is not None:
+            return in_bucket(name, backend.bucket, f"{self._prefix}/{name}", application) + f"partition_affinity = {backend.affinity}\n"
         if backend.dsn:
             parts = {key: str(value) for key, value in conninfo_to_dict(backend.dsn).items()} | {"application_name": application}
             where = f'kind = "postgres"\nurl = {json.dumps(make_conninfo("", **parts))}'

@@ -20,7 +20,7 @@ QUEUES = {"orders": 4, "single": 1}
 
 
 def run_moves(report: Report, fleet: MixedFleet, traffic: MovingTraffic, seconds: float) -> None:
-    """4 → 12 → 3 partitions, then everything to PostgreSQL and back; `seconds` of load before, as a measure."""
+    """4 → 12 → 3 partitions, then everything to the shared backend and back; `seconds` of load before, as a measure."""
     moves = Moves(report, fleet)
     traffic.start()
     traffic.progress(200)

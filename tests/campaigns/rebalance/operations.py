@@ -10,12 +10,13 @@ from tests.campaigns.rebalance.mixed_fleet import LOCAL, SHARED, Backend, MixedF
 from tests.campaigns.rebalance.moves import vacate
 from tests.campaigns.rebalance.moving_traffic import MovingTraffic
 from tests.campaigns.rebalance.rebalance_judging import Moves, how_many
+from tests.servers.faulty_bucket import FaultyBucket
 from tests.servers.postgres_server import PostgresServer
 
 FRESH = "fresh"
 
 
-def run_operations(report: Report, fleet: MixedFleet, traffic: MovingTraffic, storage: PostgresServer) -> None:
+def run_operations(report: Report, fleet: MixedFleet, traffic: MovingTraffic, storage: PostgresServer | FaultyBucket) -> None:
     """`storage`: the server of the shared backend, on which nothing else lies."""
     moves = Moves(report, fleet)
     traffic.start()
@@ -80,7 +81,7 @@ def _vacate_and_remove(report: Report, fleet: MixedFleet, traffic: MovingTraffic
     traffic.progress(100)
 
 
-def _maintain(report: Report, fleet: MixedFleet, traffic: MovingTraffic, moves: Moves, storage: PostgresServer) -> None:
+def _maintain(report: Report, fleet: MixedFleet, traffic: MovingTraffic, moves: Moves, storage: PostgresServer | FaultyBucket) -> None:
     vacate(report, fleet, traffic, moves, LOCAL, "copy")
     storage.stop()
     report.say("the server of the vacated backend is stopped")

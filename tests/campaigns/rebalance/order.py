@@ -151,6 +151,6 @@ def move_in_order(report: Report, fleet: MixedFleet, items: int, pause: float = 
         report.fail(fault)
     moves.judge_audit()
     report.figure(
-        f"{line.produced:,} items through one partition moved to PostgreSQL and back in {seconds[0]:.1f} s and {seconds[1]:.1f} s, "
+        f"{line.produced:,} items through one partition moved to the shared backend and back in {seconds[0]:.1f} s and {seconds[1]:.1f} s, "
         f"{len(line.order.faults)} out of order"
     )

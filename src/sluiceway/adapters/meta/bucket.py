@@ -6,6 +6,7 @@ Made for a cluster's metadata, some hundred kilobytes, and a few commits a secon
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
 from sluiceway.ports.object_store import ObjectStore, UnknownWriteError
 from sluiceway.ports.partition_store import StoreUnavailableError
+
+log = logging.getLogger(__name__)
 
 NAME = "meta"
 PATIENCE: Millis = 10_000
@@ -127,6 +130,12 @@ def _tell(commits: Sequence[_Commit], first: Stamp) -> None:
             each.done.set_result(stamp)
 
 
+def _give_up(commits: Sequence[_Commit], why: str) -> None:
+    for each in commits:
+        if not each.done.done():
+            each.done.set_exception(MetaUnknownError(f"meta store: {why}"))
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Document).decode
 
@@ -147,6 +156,8 @@ class BucketMetaStore:
         self._known: _Known | None = None
         self._read_at = -1e9
         """When the read began that has told it."""
+        self._reading: asyncio.Task[_Known] | None = None
+        """A read that has not begun yet."""
         self._waiting: list[_Commit] = []
         self._writing: asyncio.Task[None] | None = None
         self._proof = Proof(objects, nonce)
@@ -160,7 +171,15 @@ class BucketMetaStore:
         return View(document.stamp, found)
 
     async def _read(self) -> _Known:
-        """Read the object as it is now. Raises StoreUnavailableError."""
+        """Read the object as it is now. Those who ask at the same moment share a read. Raises StoreUnavailableError."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_next())
+        return await asyncio.shield(self._reading)
+
+    async def _read_next(self) -> _Known:
+        await asyncio.sleep(0)
+        # Whoever asks from here on is to see what has been written since.
+        self._reading = None
         await self._proof.give()
         began = system.stopwatch()
         found = await self._objects.get(NAME)
@@ -197,7 +216,11 @@ class BucketMetaStore:
         try:
             while self._waiting:
                 commits, self._waiting = self._waiting[:TOGETHER], self._waiting[TOGETHER:]
-                await self._write_together(commits)
+                try:
+                    await self._write_together(commits)
+                except Exception as error:
+                    log.exception("meta store: a commit failed")
+                    _give_up(commits, repr(error))
                 self._watches.wake()
         finally:
             self._writing = None
@@ -233,9 +256,7 @@ class BucketMetaStore:
             known = None
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSES[1])
-        for each in commits:
-            if not each.done.done():
-                each.done.set_exception(MetaUnknownError(f"meta store: {why}"))
+        _give_up(commits, why)
 
     async def _write(self, known: _Known, document: _Document) -> _Known | None:
         """Replace the document that is known. None: it is another one by now."""

@@ -32,41 +32,41 @@ NOT_DONE = (
     UnknownConfigurationKeyError,
 )
 """Errors of a write that surely did not happen. All others may come after it has: a time-out, a broken connection, a server's error."""
+EXPIRED = "<Code>ExpiredToken<"
+"""In S3's answer to credentials that have expired. The library has no error of its own for it, since its status is 400."""
 
-
-_OPTIONS: dict[str, Any] = {
-    "retry_config": {"max_retries": 0},
-    "client_options": {
-        "connect_timeout": timedelta(seconds=3),
-        "timeout": timedelta(seconds=30),
-        "pool_idle_timeout": timedelta(seconds=20),
-    },
+_CLIENT: dict[str, Any] = {
+    "connect_timeout": timedelta(seconds=3),
+    "timeout": timedelta(seconds=30),
+    "pool_idle_timeout": timedelta(seconds=20),
 }
-"""The library repeats nothing: see BucketObjects. Callers have shorter time limits; these end requests that callers have given up."""
+"""Callers have shorter time limits; these end requests that callers have given up."""
 
 
 def in_s3(bucket: str, prefix: str, *, region: str, endpoint: str, access_key_id: str, secret_access_key: str) -> BucketObjects:
     """A bucket of S3 or of a server with its interface. Empty settings come from the environment. Raises ValueError."""
     given = {"region": region, "endpoint": endpoint, "access_key_id": access_key_id, "secret_access_key": secret_access_key}
-    options = _OPTIONS["client_options"] | {"allow_http": endpoint.startswith("http://")}
-    return _opened(store.S3Store, bucket, prefix, given, {**_OPTIONS, "client_options": options})
+    return _opened(store.S3Store, bucket, prefix, given)
 
 
 def in_gcs(bucket: str, prefix: str, *, service_account: str) -> BucketObjects:
     """A bucket of Google Cloud Storage. Raises ValueError."""
-    return _opened(store.GCSStore, bucket, prefix, {"service_account": service_account}, _OPTIONS)
+    return _opened(store.GCSStore, bucket, prefix, {"service_account": service_account})
 
 
-def in_azure(container: str, prefix: str, *, account: str, access_key: str) -> BucketObjects:
-    """A container of Azure Blob Storage. Raises ValueError."""
-    return _opened(store.AzureStore, container, prefix, {"account_name": account, "account_key": access_key}, _OPTIONS)
+def in_azure(container: str, prefix: str, *, account: str, access_key: str, endpoint: str) -> BucketObjects:
+    """A container of Azure Blob Storage, of another Azure cloud or of an emulator. Empty settings come from the environment. Raises
+    ValueError."""
+    given = {"account_name": account, "account_key": access_key, "endpoint": endpoint}
+    return _opened(store.AzureStore, container, prefix, given)
 
 
-def _opened(kind: Callable[..., Any], bucket: str, prefix: str, given: dict[str, str], options: dict[str, Any]) -> BucketObjects:
+def _opened(kind: Callable[..., Any], bucket: str, prefix: str, given: dict[str, str]) -> BucketObjects:
+    client = _CLIENT | {"allow_http": given.get("endpoint", "").startswith("http://")}
+    # The library repeats nothing: see BucketObjects.
+    options = {"retry_config": {"max_retries": 0}, "client_options": client, **{name: text for name, text in given.items() if text}}
     try:
-        return BucketObjects(
-            kind(bucket, prefix=prefix.strip("/") or None, **{name: text for name, text in given.items() if text}, **options)
-        )
+        return BucketObjects(kind(bucket, prefix=prefix.strip("/") or None, **options))
     except BaseError as error:
         raise ValueError(_words(error)) from None
 
@@ -108,6 +108,9 @@ class BucketObjects:
                 put = await obstore.put_async(self._store, name, data, mode=expected, use_multipart=False)
         except PreconditionError:
             return None
+        except AlreadyExistsError as error:
+            # S3's answer (409) to one of two writes at the same time. The tag may be the same still.
+            raise StoreUnavailableError(_words(error)) from error
         return _tag(put)
 
     async def list(self, prefix: str, after: str) -> Sequence[str]:
@@ -156,6 +159,8 @@ def _writing() -> Iterator[None]:
     except NOT_DONE as error:
         raise StoreUnavailableError(_words(error)) from error
     except (BaseError, OSError) as error:
+        if EXPIRED in str(error):
+            raise StoreUnavailableError(_words(error)) from error
         raise UnknownWriteError(_words(error)) from error
 
 

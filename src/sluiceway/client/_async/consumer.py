@@ -51,6 +51,8 @@ Attempt = Callable[[Call[Any]], Awaitable[Any]]
 
 POLL = timedelta(seconds=20)
 """How long one lease call waits for items. Less than the minute after which proxies give up."""
+LEASE_PARTITIONS = 100
+"""Partitions of a lease call, if the first ones have less than it asks for: each call takes a commit, which may be slow."""
 SETTLE_TIMEOUT = timedelta(seconds=10)
 """How long the server may take to settle or extend leases. The call is then repeated."""
 
@@ -402,7 +404,7 @@ class AsyncConsumer:
 
     async def _lease(self, batch_size: int) -> None:
         lease_timeout = timedelta(milliseconds=self._manager.lease_timeout)
-        call = item_calls.lease(self._queue_name, self._client_id, batch_size, POLL, lease_timeout, None, None)
+        call = item_calls.lease(self._queue_name, self._client_id, batch_size, POLL, lease_timeout, LEASE_PARTITIONS, None)
         try:
             answer = await self._attempt(call)
         except CallError as error:

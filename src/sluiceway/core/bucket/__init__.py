@@ -1,1 +1,1 @@
-"""Partitions in a bucket: the entries of a partition's log, and the state that they add up to."""
+"""Partitions in a bucket: the entries of journals, a partition's head, and the state that they add up to."""

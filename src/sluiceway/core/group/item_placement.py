@@ -45,19 +45,23 @@ def begin(
     limits: Mapping[str, int] | None = None,
     *,
     first_era: int = 1,
+    era_above: int = 0,
     restored: bool = False,
 ) -> tuple[Resource, Writes]:
     """Set the group's items and strategy; `entry` is its current resource record. The writes have no `puts` if nothing changes.
 
     `parameters`, `limits` None: unchanged. `first_era` applies to a group without a record: 2 if its items may have had a static owner. A
-    change of strategy begins a new era, whose tokens are all greater; so does `restored`, each time: the store comes from a backup. Raises
-    `invalid_request`, also for more items than a plan can hold.
+    change of strategy begins a new era, whose tokens are all greater; so does `restored`, each time: the store comes from a backup.
+    `era_above`: an era that items come from, which the group's is to exceed. Raises `invalid_request`, also for more items than a plan can
+    hold.
     """
     wanted = tuple(sorted({check_item(item) for item in items}))
     if entry is None:
         before = None
         bounds = _limits_of(wanted, limits or UNLIMITED)
-        after = Resource(items=wanted, strategy=strategy, parameters=parameters or Parameters(), era=first_era, limits=bounds)
+        after = Resource(
+            items=wanted, strategy=strategy, parameters=parameters or Parameters(), era=max(first_era, era_above + 1), limits=bounds
+        )
     else:
         before = msgspec.json.decode(entry.value, type=Resource)
         bounds = _limits_of(wanted, before.limits if limits is None else limits)
@@ -65,7 +69,7 @@ def begin(
         after = msgspec.structs.replace(before, items=wanted, strategy=strategy, parameters=times, limits=bounds)
         if restored or after != before:
             era = before.era + (RESTORED_ERAS if restored else strategy != before.strategy)
-            after = msgspec.structs.replace(after, version=before.version + 1, era=era)
+            after = msgspec.structs.replace(after, version=before.version + 1, era=max(era, era_above + 1))
     _check_size(keys, after.items, before.items if before else ())
     writes = Writes(checks={keys.resource: entry.stamp if entry else None})
     if after != before:

@@ -114,6 +114,9 @@ class Judge:
         for backend in sample.backends:
             if (found := self._of_backend(backend, sample.at)) is not None:
                 yield found
+        for name, share in sample.throttled.items():
+            if (found := self._of_bucket(name, share, sample.at)) is not None:
+                yield found
         for disk, why in sample.disks.items():
             yield Finding(
                 "disk_full",
@@ -165,6 +168,14 @@ class Judge:
             min(since, now - backend.slowest) if stuck else since,
             subject=backend.name,
         )
+
+    def _of_bucket(self, name: str, throttled: float, now: Millis) -> Finding | None:
+        since = self._lasts(f"throttled {name}", throttled >= t.THROTTLED, now)
+        if since is None or now - since < t.STARTS_AFTER:
+            return None
+        message = f"the bucket of {name} refuses {throttled:.0%} of its requests, because there are too many"
+        cause = "more requests a second than it allows for an object, a folder or an account"
+        return Finding("bucket_throttled", "warning", message, cause, "sluiceway backend list", "/ui/map", since, subject=name)
 
     def _lasts(self, name: str, holds: bool, now: Millis) -> Millis | None:
         """Since when that has held in every sample; None: it does not hold."""

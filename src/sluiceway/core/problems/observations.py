@@ -87,11 +87,13 @@ class BackendSample(NamedTuple):
 
 class InstanceSample(NamedTuple):
     """The instance itself. `silent`: other instances without a sign of life. `idle`: why it serves no partitions of its own. `disks`:
-    disks that are full, with the reason. `clock`: what is wrong with the clock; empty: nothing."""
+    disks that are full, with the reason. `throttled`: by whose bucket it is, the share of requests since the last sample that it
+    refused because there were too many. `clock`: what is wrong with the clock; empty: nothing."""
 
     at: Millis
     backends: tuple[BackendSample, ...] = ()
     silent: tuple[str, ...] = ()
     idle: str = ""
     disks: Mapping[str, str] = MappingProxyType({})
+    throttled: Mapping[str, float] = MappingProxyType({})
     clock: str = ""

@@ -74,3 +74,6 @@ STUCK_COMMIT: Final[Millis] = 4_000
 """A single commit in flight for so long is stuck, whatever the average."""
 STARTS_AFTER: Final[Millis] = 4_000
 """A slow commit must be seen this long: one slow flush is no trouble."""
+THROTTLED: Final = 0.1
+"""Share of a bucket's requests that it refuses from which on it is throttled, if it lasts for STARTS_AFTER: refusals of single requests are
+normal, and repetition hides them."""

@@ -630,7 +630,7 @@ class LogicalQueue:
         executor.state, executor.flight_txn, executor.committing_since = ExecutorState.COMMITTING, changes.txn, now
         for ticket, _ in executor.answers:
             ticket.flying += 1
-        self._effects.append(Commit(executor.number, executor.opening, changes, fresh))
+        self._effects.append(Commit(executor.number, executor.opening, changes, fresh, executor.answers))
 
     def _land(self, executor: PartitionExecutor, done: bool, now: Millis) -> None:
         """Release the executor's answers: durable, or, if not `done`, surely without effect."""

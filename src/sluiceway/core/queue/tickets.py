@@ -247,12 +247,14 @@ class Open:
 
 @dataclass(slots=True)
 class Commit:
-    """Effect: apply the changes and report `committed`. `fresh` are the new blobs' rows, for the driver's cache."""
+    """Effect: apply the changes and report `committed`. `fresh` are the new blobs' rows, for the driver's cache; `answers` are what is
+    released when it is durable, so that the driver can begin to read what they need."""
 
     partition: int
     opening: int
     changes: Changes
     fresh: dict[int, Rows]
+    answers: Sequence[tuple[Ticket, Answer]]
 
 
 @dataclass(slots=True)
