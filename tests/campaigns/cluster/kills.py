@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sluiceway.kernel.clock import parse_duration, parse_time
+from sluiceway.kernel.clock import parse_duration
 from tests.campaigns.kit.report import Report, most_and_median, quantile
 from tests.campaigns.kit.serving import Served, longest_hole, seconds_until_served
 from tests.campaigns.kit.traffic import Traffic, only
@@ -17,6 +16,8 @@ from tests.campaigns.kit.traffic import Traffic, only
 SERVED_WITHIN = 10.0
 """Seconds within which every partition must be served again, whatever was killed or has left."""
 
+NOTICED = 1.5
+"""Seconds after which one that was killed can be told from the others by its silence."""
 KNOWN_AIM = 1.0
 """Seconds from when a death is known until all is served again."""
 
@@ -31,7 +32,7 @@ class Pace(NamedTuple):
 
 
 class Takeover(NamedTuple):
-    """What followed a kill. `known`: seconds until a round began that left the killed one out; None: there was no such round."""
+    """What followed a kill. `known`: seconds until the others took the killed one for dead; None: nobody could be asked."""
 
     name: str
     served: Served
@@ -64,18 +65,20 @@ def kill_again_and_again(report: Report, traffic: Traffic, chance: random.Random
 def _round(report: Report, traffic: Traffic, chance: random.Random, pace: Pace, length: float, number: int) -> list[Takeover]:
     """Kills for that long; none is begun before the one that was killed is being started again."""
     pause = threading.Event()
-    watches: list[Future[Takeover]] = []
+    watches: list[tuple[str, float | None, Future[Served]]] = []
     begun = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
         while time.monotonic() - begun < length and not traffic.tally.faults:
-            at, wall = time.monotonic(), time.time() * 1000
+            at = time.monotonic()
             struck = traffic.fleet.strike(chance)
             home = chance.randrange(traffic.fleet.homes)
-            watches.append(pool.submit(_watch, traffic, f"kill{number + len(watches)}", struck.name, home, at, wall))
-            pause.wait(pace.revive_after)
+            watch = pool.submit(seconds_until_served, traffic, f"kill{number + len(watches)}", home, at)
+            pause.wait(min(NOTICED, pace.revive_after))
+            watches.append((struck.name, _known(traffic, at), watch))
+            pause.wait(max(0.0, pace.revive_after - (time.monotonic() - at)))
             struck.revive()
             pause.wait(max(0.0, pace.every - (time.monotonic() - at)))
-    takeovers = [watch.result() for watch in watches]
+    takeovers = [Takeover(name, watch.result(), known) for name, known, watch in watches]
     for name, served, _ in takeovers:
         if served.missing:
             report.fail(f"{name} was killed, and these were never served again: {', '.join(served.missing)}")
@@ -83,23 +86,17 @@ def _round(report: Report, traffic: Traffic, chance: random.Random, pace: Pace, 
     return takeovers
 
 
-def _watch(traffic: Traffic, label: str, name: str, home: int, at: float, wall: float) -> Takeover:
-    """Wait until every partition is served after a kill `at`, which is `wall` in milliseconds of the clock."""
-    served = seconds_until_served(traffic, label, home, at)
-    rounds = traffic.try_to("rounds.list", only(traffic.fleet, home)).body or {}
-    return Takeover(name, served, _known(rounds.get("items", []), wall))
-
-
-def _known(rounds: Sequence[dict[str, Any]], wall: float) -> float | None:
-    """Seconds from then until a round began without somebody who had been in the last one before. `rounds`: the newest first."""
-    before: set[str] | None = None
-    for each in reversed(rounds):
-        sealed = parse_time(each["sealed_at"], "sealed_at")
-        participants = set(each["participants"])
-        if sealed <= wall:
-            before = participants
-        elif before is not None and before - participants:
-            return (sealed - parse_duration(each["duration"], "duration") - wall) / 1000
+def _known(traffic: Traffic, at: float) -> float | None:
+    """Seconds from a kill `at`, which was NOTICED ago, until one of the others takes the killed one for dead: `member_timeout` after the
+    last heartbeat that it saw."""
+    for home in range(traffic.fleet.homes):
+        answer = traffic.try_to("instances.list", only(traffic.fleet, home))
+        asked = time.monotonic() - at
+        if answer.outcome == "done" and (times := answer.body.get("parameters")):
+            silent = [parse_duration(each["silent_for"], "silent_for") / 1000 for each in answer.body["items"]]
+            # The living beat twice a second; one that was killed before this one has been silent for longer.
+            if found := [each for each in silent if NOTICED - 0.5 <= each <= 2 * NOTICED]:
+                return asked - found[0] + parse_duration(times["member_timeout"], "member_timeout") / 1000
     return None
 
 
