@@ -494,6 +494,20 @@ async def test_what_was_refused_for_another_write_at_the_same_time_is_written_ag
 
 
 @driven
+async def test_a_partition_is_not_attached_without_a_mark() -> None:
+    """A store that refuses the mark because of another write at the same time has not created it. The journal could be deleted then."""
+    seam = Seam()
+    store = BucketPartitionStore(seam, 400)
+    # Not None, and false: "there is one".
+    seam.before = lambda call, name: 0 if call == "create" and "/of/" in name else None
+    with pytest.raises(StoreUnavailableError, match="could not be created"):
+        await store.open(REF, FENCE)
+    seam.before = lambda call, name: None
+    await store.open(REF, FENCE)
+    assert len([name for name in await seam.list("journals/", "") if "/of/" in name]) == 1
+
+
+@driven
 async def test_an_answer_that_was_cut_off_is_read_again() -> None:
     seam = Seam()
     store = await opened(seam)

@@ -92,11 +92,7 @@ class Journal:
     async def mark(self, partition: str) -> None:
         """Mark that the partition's head may name this journal. Raises StoreUnavailableError."""
         if partition not in self.marks:
-            try:
-                # Whether it is there already or not.
-                await self._objects.create(mark_name(self.name, partition), b"")
-            except UnknownWriteError as error:
-                raise StoreUnavailableError(str(error)) from error
+            await _ensure(self._objects, mark_name(self.name, partition))
             self.marks.add(partition)
 
     async def write(self, life: str, changes: Changes, follow: Callable[[Entry], None]) -> None:
@@ -393,11 +389,18 @@ class Journals:
             left -= 1
         # Without an ending entry it may be in use, and its writer relies on the marks.
         if left < len(entries) and (gone := [*entries[:left], *marks]):
-            try:
-                await self._objects.create(tombstone_name(journal), b"")
-            except UnknownWriteError as error:
-                raise StoreUnavailableError(str(error)) from error
+            await _ensure(self._objects, tombstone_name(journal))
             await self._objects.delete(gone)
+
+
+async def _ensure(objects: ObjectStore, name: str) -> None:
+    """Create an empty object, unless it exists. Raises StoreUnavailableError if that is not certain."""
+    try:
+        # A refusal alone does not mean that the object exists: a store also refuses one of two writes at the same time.
+        if not await objects.create(name, b"") and await objects.get(name) is None:
+            raise StoreUnavailableError(f"{name} could not be created")
+    except UnknownWriteError as error:
+        raise StoreUnavailableError(str(error)) from error
 
 
 def _entries_of(journal: str) -> str:
