@@ -214,7 +214,7 @@ class BucketWorld:
                 if self.random.random() < 0.03:
                     await self._browse(name, line, store)
                 if self.random.random() < line.rests:
-                    # So long that others' cycles make it leave the journal.
+                    # Long enough that the other partitions' cycles make it leave the journal.
                     await asyncio.sleep(self.random.choice([0.5, 1, 5]))
             await asyncio.sleep(self.random.choice([0, 0.5, 3]))
 

@@ -160,10 +160,11 @@ def collects_every_other_checkpoint(original: Any) -> Any:
 def collects_before_the_head_names_the_checkpoint(original: Any) -> Any:
     """The checkpoint before is deleted while the head still names it."""
 
-    async def checkpoint(self: Any, ref: Any, opened: Any, covered: Any, name: str, journals: Any, data: Any) -> None:
+    async def checkpoint(self: Any, ref: Any, opened: Any, covered: Any, name: str, journals: Any, data: Any) -> Head:
         if opened.head.checkpoint not in ("", name):
             await self._objects.delete([bucket._checkpoints_of(ref, opened.head.life) + opened.head.checkpoint])
-        await original(self, ref, opened, covered, name, journals, data)
+        before: Head = await original(self, ref, opened, covered, name, journals, data)
+        return before
 
     return checkpoint
 

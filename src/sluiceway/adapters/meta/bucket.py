@@ -178,7 +178,7 @@ class BucketMetaStore:
 
     async def _read_next(self) -> _Known:
         await asyncio.sleep(0)
-        # Whoever asks from here on is to see what has been written since.
+        # A later call needs a later read: it must see every write that has ended by then.
         self._reading = None
         await self._proof.give()
         began = system.stopwatch()

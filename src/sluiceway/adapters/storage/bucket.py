@@ -67,8 +67,8 @@ class _Open:
     last: int = 0
     tried: int | None = None
     unsure: bool = False
-    has_checkpoint_list: bool = False
-    """Whether the checkpoints that former owners left have been deleted."""
+    is_clean: bool = False
+    """Whether no earlier checkpoints are left but the one that the head names."""
     checkpointing: bool = False
     writing: bool = False
     """Whether a cycle is under way, or has ended with an unknown outcome, which only `open` settles."""
@@ -229,7 +229,7 @@ class BucketPartitionStore:
         return part, await (self._others.entries_so_far(part) if part.end is None else self._others.entries(part))
 
     async def _for_good(self, part: Range) -> tuple[Range, list[Entry]]:
-        """The range with its end, after which nobody writes any more, or only this process."""
+        """The range with its end, beyond which no other process writes to the journal."""
         if part.end is None:
             own = part.journal == self._journal.name and not self._journal.is_over
             part = part._replace(end=self._journal.number + 1 if own else await self._others.end(part))
@@ -552,8 +552,9 @@ class BucketPartitionStore:
 
         async def run() -> None:
             try:
-                await self._checkpoint(ref, opened, covered, *made)
+                before = await self._checkpoint(ref, opened, covered, *made)
                 state.saved = txn
+                await self._clean(ref, opened, before)
             except (StoreUnavailableError, UnknownWriteError, DamagedError) as error:
                 log.warning("partition %s: a checkpoint failed, and is tried again later: %s", _name(ref), error)
             except _TakenOverError:
@@ -567,8 +568,8 @@ class BucketPartitionStore:
 
     async def _checkpoint(
         self, ref: PartitionRef, opened: _Open, covered: list[Range], name: str, journals: list[str], data: bytes | None
-    ) -> None:
-        """Write a checkpoint, name it in the head instead of the ranges that it covers, and delete what that makes superfluous."""
+    ) -> Head:
+        """Write a checkpoint, and name it in the head instead of the ranges that it covers. Returns the head before."""
         life = opened.head.life
         if data is not None and not await self._objects.create(_checkpoints_of(ref, life) + name, data):
             raise StoreUnavailableError("the checkpoint's name is taken")
@@ -581,8 +582,7 @@ class BucketPartitionStore:
                 if self._is_idle(opened, head):
                     head, opened.unsure = head.detach(self._nonce(), 0), True
                 if await self._put_head(ref, opened, head):
-                    break
-        await self._clean(ref, opened, before)
+                    return before
 
     def _is_idle(self, opened: _Open, head: Head) -> bool:
         """Whether the partition has had no cycle for a while. Then it leaves the journal, and costs nothing until the next one."""
@@ -595,12 +595,13 @@ class BucketPartitionStore:
         """Delete the checkpoints before the present one."""
         folder = _checkpoints_of(ref, opened.head.life)
         gone = [folder + before.checkpoint] if before.checkpoint and before.checkpoint != opened.head.checkpoint else []
-        if not opened.has_checkpoint_list:
-            # Others may have written one of a later state by now.
+        was_clean, opened.is_clean = opened.is_clean, False
+        if not was_clean:
+            # Another owner may have written one of a later state by now.
             gone = [name for name in await self._objects.list(folder, folder) if name < folder + opened.head.checkpoint[:16]]
-            opened.has_checkpoint_list = True
         if gone:
             await self._objects.delete(gone)
+        opened.is_clean = True
 
     def _wipe_unless_named(self, before: Head, head: Head) -> None:
         """Have the journals deleted that the one head names and the other does not, if they have ended and no other head names them."""
