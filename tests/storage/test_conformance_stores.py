@@ -73,6 +73,8 @@ class TestBucketPartitionStoreWithCheckpointsAllTheTime(TestBucketPartitionStore
     @pytest.fixture(autouse=True)
     def checkpoints(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bucket, "CHECKPOINT_ENTRIES", 1)
+        # With a new head for each cycle, a reader needs more than 20 looks to find one that stays for the time of a look.
+        monkeypatch.setattr(bucket, "WALKS", 1_000)
 
 
 class TestBucketPartitionStoreInS3(PartitionStoreSuite):
