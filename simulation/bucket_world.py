@@ -33,6 +33,8 @@ from sluiceway.ports.partition_store import (
 
 TRAFFIC: Millis = 60_000
 """How long faults last, in milliseconds."""
+OPENED_WITHIN: Millis = 5_000
+"""In fair weather, also while its former owner goes on writing."""
 
 
 def weather_of(random: Random) -> BucketWeather:
@@ -124,11 +126,28 @@ class BucketWorld:
             if not owner.dead:
                 self.loop.kill(owner)
         await asyncio.sleep(10)
-        last = self.loop.add(Process("last"))
+        busy, last = self.loop.add(Process("busy")), self.loop.add(Process("last"))
+        writing = self.loop.begin(busy, self._write_on(self._store(busy)))
+        await asyncio.sleep(5)
         await self.loop.begin(last, self._check_end(last))
+        await writing
+
+    async def _write_on(self, store: BucketPartitionStore) -> None:
+        """Open the partitions, and commit to each without a pause until another owner has it."""
+
+        async def write(line: Line) -> None:
+            fence = line.next_fence()
+            snapshot = await store.open(line.ref, fence)
+            self._opened("busy", line, fence, snapshot)
+            outcome = Outcome.DONE
+            while outcome is Outcome.DONE:
+                outcome, changes = await self._cycle("busy", line, store, fence, snapshot)
+                snapshot = self._followed(snapshot, changes)
+
+        await asyncio.gather(*map(write, self.lines))
 
     async def _check_end(self, process: Process) -> None:
-        """In fair weather the partitions open, take cycles, and have every blob."""
+        """In fair weather the partitions open, though their owner is alive, take cycles, and have every blob."""
         store = self._store(process)
         await asyncio.gather(*(self._check_line(line, store) for line in self.lines))
         await store.close()
@@ -139,9 +158,12 @@ class BucketWorld:
         await again.close()
 
     async def _check_line(self, line: Line, store: BucketPartitionStore) -> None:
-        fence = line.next_fence()
+        fence, began = line.next_fence(), self.loop.now
         snapshot = await store.open(line.ref, fence)
         self._opened("last", line, fence, snapshot)
+        # An opening begins again where the head has changed, which a checkpoint for every entry brings about all the time.
+        late = self.loop.now - began if bucket.CHECKPOINT_ENTRIES > 8 else 0
+        check(late <= OPENED_WITHIN, f"a partition is opened after {late} ms in fair weather")
         for _ in range(40):
             outcome, changes = await self._cycle("last", line, store, fence, snapshot)
             check(outcome is Outcome.DONE, "a cycle is not carried out in fair weather")

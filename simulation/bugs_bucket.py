@@ -12,6 +12,7 @@ from simulation.planting import Bug, shelf
 from sluiceway.adapters.storage import bucket, bucket_journals
 from sluiceway.adapters.storage.bucket import BucketPartitionStore
 from sluiceway.adapters.storage.bucket_journals import Journals
+from sluiceway.core.bucket.journal_entry import ending_entry
 from sluiceway.core.bucket.partition_head import Head
 from sluiceway.core.bucket.partition_log import PartitionLog
 from sluiceway.model.outcomes import Outcome
@@ -33,6 +34,25 @@ def opens_without_an_ending_entry(original: Any) -> Any:
         return number
 
     return write_end
+
+
+@bug(Journals, "_write_end")
+def ends_a_living_journal_number_by_number(original: Any) -> Any:
+    """Its process is first at each number, for ever: the partition is not opened."""
+
+    async def write_end(self: Any, journal: str, number: int) -> int:
+        nonce = self._nonce()
+        while not await self._is_written(journal, ending_entry(number, nonce)):
+            number += 1
+        return number
+
+    return write_end
+
+
+@bug(bucket_journals, "ending_entry")
+def forgets_that_numbers_may_be_missing(original: Any) -> Any:
+    """Who ends the journal of a living process some numbers ahead is killed then, and so is that process: what is missing is damage."""
+    return lambda number, nonce, gap=0: original(number, nonce)
 
 
 @bug(Journals, "wipe")

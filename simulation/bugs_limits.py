@@ -93,12 +93,12 @@ def places_beside_what_there_is_of_a_queue(original: Any) -> Any:
 @bug(rounds, "sticky")
 def plans_without_limits(original: Any) -> Any:
     """A round spreads every queue over all members."""
-    return lambda items, members, current, limits: original(items, members, current)
+    return lambda items, members, current, limits, unsettled: original(items, members, current, unsettled=unsettled)
 
 
 @bug(rounds, "sticky")
 def moves_a_queue_for_no_reason(original: Any) -> Any:
     """Each round chooses the members of a limited queue anew."""
-    return lambda items, members, current, limits: original(
-        items, members, {item: owner for item, owner in current.items() if queue_of(item) not in limits}, limits
+    return lambda items, members, current, limits, unsettled: original(
+        items, members, {item: owner for item, owner in current.items() if queue_of(item) not in limits}, limits, unsettled
     )

@@ -167,12 +167,25 @@ class Journals:
                 f"{at} reads {owner.number} of {part.owner}",
                 lambda: _put(state, at, owner._replace(known=known, number=owner.number + 1)),
             )
+            if part.end is None and self._rules.ending_entries:
+                yield from self._ends_ahead(state, at, owner, part)
         elif part.end is not None:
             yield f"{at} misses {owner.number} of {part.owner}, and starts over", lambda: _again(state, at, owner)
         elif entry == "end" or not self._rules.ending_entries:
             yield f"{at} finds the end of {part.owner} at {owner.number}", lambda: _put(state, at, _next(owner, part))
         else:
             yield f"{at} ends the journal of {part.owner} at {owner.number}", lambda: _with(state, part.owner, owner.number, "end")
+
+    def _ends_ahead(self, state: State, at: int, owner: Owner, part: Part) -> Iterator[Step]:
+        """An entry was in the way: its owner may be alive. Numbers before the ending entry may be missing, or may yet be written."""
+        for number in range(owner.number + 1, self._rules.numbers + 1):
+            if state.journals[part.owner][number - 1] is None:
+                yield (
+                    f"{at} ends the journal of {part.owner} ahead, at {number}",
+                    lambda number=number: _with(  # type: ignore[misc]
+                        state, part.owner, number, "end"
+                    ),
+                )
 
     def _takes(self, state: State, at: int, owner: Owner) -> Iterator[Step]:
         if owner.heads == self._rules.heads:
@@ -250,8 +263,9 @@ class Journals:
         saved, number = owner.checkpoint
         if not self._rules.covers_what_was_saved:
             number = owner.number
-        attached = bool(owner.head.tail) and owner.head.tail[-1].end is None
-        tail = (Part(at, number + 1),) if attached else ()
+        # Ranges of others were read before it opened the partition. Its own goes on while the checkpoint is written.
+        later = (part._replace(start=max(part.start, number + 1)) for part in owner.head.tail if part.owner == at)
+        tail = tuple(part for part in later if part.end is None or part.start < part.end)
         head = Head((at, owner.heads), owner.head.fence, saved, tail)
         if not self._rules.collects_behind_the_head:
             yield f"{at} collects first", lambda: self._collects(state, at, number)

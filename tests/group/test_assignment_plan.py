@@ -52,6 +52,21 @@ def test_even_and_with_the_fewest_moves_on_many_states() -> None:
         assert moves(plan, current) == _fewest_moves(items, members, current), seed
 
 
+def test_what_was_moved_a_moment_ago_stays_where_others_can_go() -> None:
+    for seed in range(STATES):
+        items, members, current = _state(seed)
+        rng = random.Random(seed)
+        unsettled = {item for item in items if rng.random() < 0.3}
+        plan = sticky(items, members, current, unsettled=unsettled)
+        assert Counter(plan.values()) == Counter(sticky(items, members, current).values()), seed
+        assert moves(plan, current) == _fewest_moves(items, members, current), seed
+        for member in members:
+            gone = [item for item in items if current.get(item) == member and plan[item] != member]
+            stay = [item for item in items if current.get(item) == member and plan[item] == member]
+            if unsettled.intersection(gone):
+                assert unsettled.issuperset(stay) or len(gone) > len([item for item in [*gone, *stay] if item not in unsettled]), seed
+
+
 def test_even_and_with_the_fewest_moves_when_there_are_many() -> None:
     rng = random.Random(1)
     items = [f"{queue}.{n}" for queue in range(1_250) for n in range(8)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -17,7 +18,9 @@ from msgspec.structs import replace
 
 from sluiceway.adapters.storage import bucket as bucket_store
 from sluiceway.adapters.storage.bucket import BucketPartitionStore
+from sluiceway.adapters.storage.bucket_journals import entry_name
 from sluiceway.adapters.storage.bucket_objects import BucketObjects, in_azure, in_gcs, in_s3
+from sluiceway.core.bucket.journal_entry import ending_entry
 from sluiceway.core.bucket.partition_head import Head, Range
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.object_store import Object, UnknownWriteError
@@ -141,6 +144,64 @@ async def test_an_opening_elsewhere_does_not_disturb_the_other_partitions() -> N
             assert await store.apply(ref, changes(txn), FENCE) is Outcome.DONE
     assert await other.apply(refs[0], changes(2), Fence(1, 2, 1)) is Outcome.DONE
     assert [(await other.open(ref, Fence(1, 3, 1))).txn for ref in refs] == [2, 3, 3]
+
+
+@driven
+async def test_a_partition_is_opened_though_its_former_owner_is_first_at_each_number() -> None:
+    seam, theirs = Seam(), Seam()
+    theirs._store = seam._store
+    store, other = BucketPartitionStore(seam, 400), BucketPartitionStore(theirs, 400)
+    refs = [PartitionRef("k7f3q2ma", number) for number in range(2)]
+    for ref in refs:
+        await store.open(ref, FENCE)
+        assert await store.apply(ref, changes(1), FENCE) is Outcome.DONE
+    txns = itertools.count(2)
+
+    def first(carry_out: Callable[[str, bytes], Any]) -> Callable[[str, bytes], Any]:
+        async def create(name: str, data: bytes) -> bool:
+            if "/log/" in name and next(left, None) is not None:
+                assert await store.apply(refs[0], changes(next(txns)), FENCE) is Outcome.DONE
+            return bool(await carry_out(name, data))
+
+        return create
+
+    # The entry that is in the way, and two of those that are written ahead of it.
+    left = iter(range(3))
+    theirs.create = first(theirs.create)  # type: ignore[method-assign, assignment]
+    assert (await other.open(refs[1], Fence(1, 2, 1))).txn == 1
+    assert await store.apply(refs[1], changes(2), FENCE) is Outcome.REFUSED
+    assert await store.apply(refs[0], changes(next(txns)), FENCE) is Outcome.DONE
+    assert (await other.open(refs[0], Fence(1, 2, 1))).txn == next(txns) - 1
+
+
+@driven
+async def test_what_a_killed_opener_left_out_before_its_ending_entry_is_no_damage() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    assert await store.apply(REF, changes(1), FENCE) is Outcome.DONE
+    journal = store._journal.name
+    name, data = entry_name(journal, 4), ending_entry(4, b"another.", gap=2)[1]
+    await seam.create(name, data)
+    # Its owner is alive: it goes on, up to that entry.
+    assert (await BucketPartitionStore(seam, 400).browse(REF)).txn == 1
+    assert await store.apply(REF, changes(2), FENCE) is Outcome.DONE
+    other = BucketPartitionStore(seam, 400)
+    assert (await other.open(REF, Fence(1, 2, 1))).txn == 2
+    assert await store.apply(REF, changes(3), FENCE) is Outcome.REFUSED
+    assert await other.apply(REF, changes(3), Fence(1, 2, 1)) is Outcome.DONE
+
+
+@driven
+async def test_more_than_an_opener_may_have_left_out_is_damage() -> None:
+    seam = Seam()
+    store = await opened(seam)
+    for txn in (1, 2, 3):
+        assert await store.apply(REF, changes(txn), FENCE) is Outcome.DONE
+    journal = store._journal.name
+    await seam.create(entry_name(journal, 5), ending_entry(5, b"another.", gap=1)[1])
+    await seam.delete([entry_name(journal, 2)])
+    with pytest.raises(DamagedError, match="missing"):
+        await BucketPartitionStore(seam, 400).open(REF, Fence(1, 2, 1))
 
 
 @driven
@@ -650,15 +711,16 @@ async def test_a_bucket_that_ignores_conditions_is_refused(kind: type[BucketObje
 
 
 @contextmanager
-def answering(status: int) -> Iterator[str]:
+def answering(status: int, body: bytes = b"") -> Iterator[str]:
     """A server that answers every request with that status."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers.get("content-length", 0)))
             self.send_response(status)
-            self.send_header("content-length", "0")
+            self.send_header("content-length", str(len(body)))
             self.end_headers()
+            self.wfile.write(body)
 
         do_GET = do_PUT
 
@@ -687,13 +749,26 @@ async def test_what_a_status_says_of_a_write(status: int, error: type[Exception]
             await bucket(endpoint).get("name")
 
 
-@pytest.mark.parametrize("status", [409, 412])
 @driven
-async def test_a_condition_that_does_not_hold_is_no_error(status: int) -> None:
-    with answering(status) as endpoint:
-        assert await bucket(endpoint).create("name", b"") is False
+async def test_a_condition_that_does_not_hold_is_no_error() -> None:
     with answering(412) as endpoint:
+        assert await bucket(endpoint).create("name", b"") is False
         assert await bucket(endpoint).replace("name", b"", "tag") is None
+
+
+@driven
+async def test_a_write_that_met_another_says_nothing_of_the_object() -> None:
+    with answering(409, b"<Error><Code>ConditionalRequestConflict</Code></Error>") as endpoint:
+        for write in (bucket(endpoint).create("name", b""), bucket(endpoint).replace("name", b"", "tag")):
+            with pytest.raises(StoreUnavailableError, match="ConditionalRequestConflict"):
+                await write
+
+
+@driven
+async def test_a_store_that_says_409_of_an_object_that_exists_is_understood() -> None:
+    """Azure does."""
+    with answering(409, b"<Error><Code>BlobAlreadyExists</Code></Error>") as endpoint:
+        assert await bucket(endpoint).create("name", b"") is False
 
 
 @driven

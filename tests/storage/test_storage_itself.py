@@ -29,7 +29,7 @@ from sluiceway.model.backends import BackendSettings, PostgresBackend
 from sluiceway.model.meta import Stamp, View
 from sluiceway.model.queue import PartitionRecord, QueueRecord, encode_queue
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError
-from sluiceway.ports.partition_store import Fence, FencedError, Least, LostError, PartitionRef, StoreUnavailableError
+from sluiceway.ports.partition_store import Fence, FencedError, Least, LostError, PartitionRef, Snapshot, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.cli.cli_shell import Shell
 from tests.cluster.cluster_rig import cluster
@@ -421,6 +421,32 @@ async def test_one_that_is_claimed_higher_takes_no_other_with_it() -> None:
     results = await asyncio.gather(openings.claim(REF, Fence(1, 0, 0)), openings.claim(other, Fence(1, 0, 0)), return_exceptions=True)
     assert isinstance(results[0], FencedError)
     assert results[1] is None
+
+
+@driven
+async def test_a_partition_that_is_lost_while_it_is_opened_is_released_then() -> None:
+    """Otherwise nobody ever lets go of it, and its next owner has to take it from a process that is alive."""
+    opens, released = asyncio.Event(), list[PartitionRef]()
+
+    class Slow(MemoryPartitionStore):
+        async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
+            await opens.wait()
+            return await super().open(ref, fence, least)
+
+        async def release(self, ref: PartitionRef) -> None:
+            assert opens.is_set()
+            released.append(ref)
+
+    backend = Backend("default", Slow(MemoryDisk()), 1_000)
+    backend.attach(REF, lambda _: False)
+    opening = asyncio.create_task(backend.open(REF, Fence(1, 1, 1)))
+    await asyncio.sleep(0)
+    backend.detach(REF)
+    await asyncio.sleep(0)
+    opens.set()
+    await opening
+    await backend.close()
+    assert released == [REF]
 
 
 @driven

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from sluiceway.adapters import system
 from sluiceway.core.queue.breaker import PROBE_INTERVAL, Breaker
@@ -69,7 +70,8 @@ class Backend:
         self._partitions: dict[PartitionRef, Retry] = {}
         """The partitions it holds, next to be probed first."""
         self._openings: dict[PartitionRef, asyncio.Task[Snapshot]] = {}
-        self._releases: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        """What goes on in the background."""
         self._timer: asyncio.TimerHandle | None = None
         self._records = openings
         self._seen: dict[PartitionRef, Least] = {}
@@ -126,19 +128,24 @@ class Backend:
         self._breaker.forget(ref)
         seen = self._seen.pop(ref, None)
         if self._store is not None:
-            for work in (self._release(self._store, ref), self._note(ref, seen)):
-                task = asyncio.get_running_loop().create_task(work)
-                self._releases.add(task)
-                task.add_done_callback(self._releases.discard)
+            self._spawn(self._release(self._store, ref))
+            self._spawn(self._note(ref, seen))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _release(self, store: PartitionStore, ref: PartitionRef) -> None:
-        if ref in self._partitions:
-            # It has come back before this began.
-            return
         # A hung store must not hold up a stop.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.write_timeout / 1000):
-                await store.release(ref)
+                if ref in self._openings:
+                    # It was lost while it was opened, and is held from when that ends.
+                    await asyncio.wait([self._openings[ref]])
+                # It may have come back meanwhile.
+                if ref not in self._partitions:
+                    await store.release(ref)
 
     async def _note(self, ref: PartitionRef, seen: Least | None) -> None:
         """Record the partition's acknowledged state, so that an older copy of its storage is detected even if it has the fence."""
@@ -189,6 +196,17 @@ class Backend:
         if not confirmed:
             await self._records.confirm(ref, fence)
         return snapshot
+
+    def verify_soon(self) -> None:
+        """Begin to verify the storage, so that the first partition need not wait for it. What is wrong shows when that is opened."""
+        if self._store is not None and self._records is not None:
+            self._spawn(self._verify_early(self._store, self._records))
+
+    async def _verify_early(self, store: PartitionStore, records: Openings) -> None:
+        # A hung store must not hold up a stop.
+        with contextlib.suppress(StoreUnavailableError, TimeoutError):
+            async with asyncio.timeout(self.write_timeout / 1000):
+                await self._verify(store, records, first=False)
 
     async def _verify(self, store: PartitionStore, records: Openings, *, first: bool) -> None:
         """Verify the storage's identity, once. Raises OtherStorageError, StoreUnavailableError."""
@@ -278,8 +296,8 @@ class Backend:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._releases:
-            await asyncio.wait(self._releases)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self._store is not None:
             await self._store.close()
 

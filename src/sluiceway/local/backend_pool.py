@@ -96,7 +96,9 @@ class BackendPool:
         self._watch(name, settings)
         # A directory is recognised before opening, which would create a missing one.
         is_recognised = isinstance(settings, SqliteBackend)
-        return Backend(name, store, settings.write_timeout, openings=self.openings, is_recognised=is_recognised)
+        backend = Backend(name, store, settings.write_timeout, openings=self.openings, is_recognised=is_recognised)
+        backend.verify_soon()
+        return backend
 
     def _watch(self, name: str, settings: BackendSettings) -> None:
         if self._room is not None and isinstance(settings, SqliteBackend):

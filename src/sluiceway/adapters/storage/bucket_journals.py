@@ -22,6 +22,8 @@ FIRST_BYTES = 64 << 10
 """Read of each entry at first: nearly always its whole meta, and few of its blobs."""
 AT_ONCE = 256
 """Entries of a journal that are read at the same time."""
+AHEAD = 4
+"""Ending entries that are written at once, at first, where the process that writes the journal is alive."""
 SHARED = 2_048
 """Entries that are remembered while partitions are opened."""
 PAUSES = (0.05, 2.0)
@@ -311,22 +313,41 @@ class Journals:
             entries = await self._read(part.journal, numbers)
         finally:
             await asyncio.wait([ending])
+        entries += await self._read(part.journal, range(numbers.stop, ending.result()))
         return next((entry.meta.number for entry in entries if entry.is_ending), ending.result())
 
     async def _write_end(self, journal: str, number: int) -> int:
-        nonce = self._nonce()
+        """Write an ending entry, with that number or a later one. Returns its number; there may be one before it."""
+        nonce, ahead = self._nonce(), AHEAD
+        if await self._is_written(journal, ending_entry(number, nonce)):
+            return number
+        # Its process is alive, and would be first at each number that follows. It cannot be first at several.
+        number += 1
         while True:
-            entry, data = ending_entry(number, nonce)
-            theirs = await write_entry(self._objects, journal, entry, data, self._patience)
-            if theirs is None or theirs.is_ending:
-                return number
-            number += 1
+            endings = [ending_entry(number + gap, nonce, gap) for gap in range(ahead)]
+            tries = await asyncio.gather(
+                *(self._objects.create(entry_name(journal, each.meta.number), data) for each, data in endings), return_exceptions=True
+            )
+            for (entry, data), tried in zip(endings, tries, strict=True):
+                if tried is True or (tried is not False and await self._is_written(journal, (entry, data))):
+                    return entry.meta.number
+            number, ahead = number + ahead, 2 * ahead
+
+    async def _is_written(self, journal: str, ending: tuple[Entry, bytes]) -> bool:
+        """Write an ending entry. False: there is another entry, which ends nothing."""
+        theirs = await write_entry(self._objects, journal, *ending, self._patience)
+        return theirs is None or theirs.is_ending
 
     async def _list(self, part: Range) -> range:
         """The numbers of entries from the range's start on. Raises ChangedError unless they follow each other."""
         names = await self._objects.list(_entries_of(part.journal), entry_name(part.journal, part.start - 1))
-        found = range(part.start, part.start + len(names))
-        if [_number_of(name) for name in names] == list(found):
+        numbers = [_number_of(name) for name in names]
+        found = range(part.start, part.start + len(numbers))
+        later = next((number for number, expected in zip(numbers, found, strict=True) if number != expected), None)
+        if later is None:
+            return found
+        entry, found = await read_entry(self._objects, part.journal, later), range(part.start, part.start + numbers.index(later))
+        if entry is not None and entry.is_ending and later - entry.meta.gap <= found.stop:
             return found
         await self._check_deleted(part.journal)
         return range(part.start, part.start)

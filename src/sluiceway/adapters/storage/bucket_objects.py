@@ -32,6 +32,8 @@ NOT_DONE = (
     UnknownConfigurationKeyError,
 )
 """Errors of a write that surely did not happen. All others may come after it has: a time-out, a broken connection, a server's error."""
+CONFLICT = "<Code>ConditionalRequestConflict<"
+"""In S3's answer (409) to one of two writes at the same time: whether there is such an object, or will be, it does not say."""
 EXPIRED = "<Code>ExpiredToken<"
 """In S3's answer to credentials that have expired. The library has no error of its own for it, since its status is 400."""
 
@@ -96,7 +98,9 @@ class BucketObjects:
         try:
             with _writing():
                 await obstore.put_async(self._store, name, data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
+        except AlreadyExistsError as error:
+            if CONFLICT in str(error):
+                raise StoreUnavailableError(_words(error)) from error
             return False
         return True
 

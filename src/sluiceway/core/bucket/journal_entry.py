@@ -59,13 +59,14 @@ class Meta(msgspec.Struct, array_like=True, frozen=True):
     """An entry without the bytes of its blobs. The order of the fields is on disk: append only.
 
     `nonce` tells two entries of the same content apart. `before` is the CRC-32 of the previous entry's meta, 0 for the first. An *ending
-    entry* has no cycles: nobody writes to the journal after it.
+    entry* has no cycles: nobody writes to the journal after it. Up to `gap` entries before an ending entry may be missing.
     """
 
     number: int
     nonce: bytes
     before: int = 0
     cycles: list[Cycle] = []
+    gap: int = 0
 
 
 class Entry(NamedTuple):
@@ -86,9 +87,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Meta).decode
 
 
-def ending_entry(number: int, nonce: bytes) -> tuple[Entry, bytes]:
+def ending_entry(number: int, nonce: bytes, gap: int = 0) -> tuple[Entry, bytes]:
     """An entry that ends its journal, and its object."""
-    return _written(Meta(number, nonce), ())
+    return _written(Meta(number, nonce, gap=gap), ())
 
 
 def entry_of(parts: Sequence[tuple[str, Changes]], number: int, nonce: bytes, before: int) -> tuple[Entry, bytes]:

@@ -7,7 +7,7 @@ many, and a queue's items on one member, a *part*, move as a whole: loads are ev
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -22,12 +22,17 @@ def queue_of(item: str) -> str:
 
 
 def sticky(
-    items: Sequence[str], members: Iterable[str], current: Mapping[str, str], limits: Mapping[str, int] = UNLIMITED
+    items: Sequence[str],
+    members: Iterable[str],
+    current: Mapping[str, str],
+    limits: Mapping[str, int] = UNLIMITED,
+    unsettled: Collection[str] = (),
 ) -> dict[str, str]:
     """Return the owner of each item. Without limits loads differ by one at most, and no such plan moves fewer items.
 
     `current` has today's owners; removed items and owners that are not members are ignored. Without members the plan is empty. The order of
     `items` decides which move, and neighbours among those go to different members; the order of `members` and of `current` is irrelevant.
+    The `unsettled` ones, which were moved a moment ago, move only where a member has no others to give.
 
     Why it is minimal: with n items and m members, r = n mod m of them have one more than n // m. An item stays only within its owner's
     share, so what stays is the sum of min(has, share), and giving the larger share to a member adds one to it exactly if the member has
@@ -46,9 +51,9 @@ def sticky(
     loads = dict.fromkeys(names, 0)
     parts = _parts(limited, loads, current, limits, len(rest))
     held, free = _held(rest, names, current)
-    plan = _filled(held, free, _shares(loads, held, len(rest)))
+    plan = _filled(held, free, _shares(loads, held, len(rest)), unsettled)
     for queue, part in parts.items():
-        plan |= _filled(*_held(limited[queue], sorted(part), current), part)
+        plan |= _filled(*_held(limited[queue], sorted(part), current), part, unsettled)
     return plan
 
 
@@ -211,22 +216,25 @@ def _shares(loads: Mapping[str, int], held: Mapping[str, Sequence[str]], rest: i
     return share
 
 
-def _filled(held: dict[str, list[str]], free: list[str], share: Mapping[str, int]) -> dict[str, str]:
+def _filled(held: dict[str, list[str]], free: list[str], share: Mapping[str, int], unsettled: Collection[str]) -> dict[str, str]:
     """The owners once each member has its share: it keeps its own items up to that, and takes free or given-up ones for the remainder."""
     for member, has in held.items():
         if len(has) > share[member]:
-            held[member], given_up = _spread(has, share[member])
+            held[member], given_up = _spread(has, share[member], unsettled)
             free.extend(given_up)
     plan = {item: member for member, has in held.items() for item in has}
     plan.update(zip(free, _takers({member: share[member] - len(has) for member, has in held.items()}), strict=True))
     return plan
 
 
-def _spread(has: list[str], share: int) -> tuple[list[str], list[str]]:
+def _spread(has: list[str], share: int, unsettled: Collection[str]) -> tuple[list[str], list[str]]:
     """Split into items that stay and items that go: the latter evenly along the list, so that no single queue's partitions all leave."""
     going = len(has) - share
-    leaving = {(2 * nth + 1) * len(has) // (2 * going) for nth in range(going)}
-    return [item for at, item in enumerate(has) if at not in leaving], [has[at] for at in sorted(leaving)]
+    settled = [item for item in has if item not in unsettled]
+    movable = settled if len(settled) >= going else has
+    leaving = [movable[(2 * nth + 1) * len(movable) // (2 * going)] for nth in range(going)]
+    gone = set(leaving)
+    return [item for item in has if item not in gone], leaving
 
 
 def _takers(wanting: Mapping[str, int]) -> Iterable[str]:

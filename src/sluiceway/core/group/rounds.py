@@ -193,7 +193,9 @@ def next_plan(look: GroupView, resource: Resource, number: int, members: Iterabl
     """Return the plan of that round, and how many items it moves. Members of `given_up` are not waited for: they surely serve nothing."""
     before = look.plan or Plan(round=0, era=0, resource_version=0, owners={})
     current = {item: owner for owner, grants in before.owners.items() for item in grants}
-    chosen = sticky(resource.items, members, current, resource.limits)
+    # Their new owners may be opening them still. Members often leave and come back in two rounds.
+    unsettled = {item for grants in before.owners.values() for item, grant in grants.items() if grant == before.round}
+    chosen = sticky(resource.items, members, current, resource.limits, unsettled)
     owners: dict[str, dict[str, int]] = {}
     for item, owner in chosen.items():
         owners.setdefault(owner, {})[item] = before.owners.get(owner, {}).get(item, number)
