@@ -157,11 +157,18 @@ class BucketWorld:
             self._opened("last", line, fence, await again.open(line.ref, fence))
         await again.close()
 
+    async def _open_at_last(self, store: BucketPartitionStore, line: Line, fence: Fence) -> Snapshot:
+        """An opening begins again where the head has changed, which checkpoints every few entries bring about all the time."""
+        while True:
+            try:
+                return await store.open(line.ref, fence)
+            except StoreUnavailableError:
+                check(bucket.CHECKPOINT_ENTRIES <= 8, "a partition is not opened in fair weather")
+
     async def _check_line(self, line: Line, store: BucketPartitionStore) -> None:
         fence, began = line.next_fence(), self.loop.now
-        snapshot = await store.open(line.ref, fence)
+        snapshot = await self._open_at_last(store, line, fence)
         self._opened("last", line, fence, snapshot)
-        # An opening begins again where the head has changed, which a checkpoint for every entry brings about all the time.
         late = self.loop.now - began if bucket.CHECKPOINT_ENTRIES > 8 else 0
         check(late <= OPENED_WITHIN, f"a partition is opened after {late} ms in fair weather")
         for _ in range(40):

@@ -605,7 +605,7 @@ class BucketPartitionStore:
 
     def _wipe_unless_named(self, before: Head, head: Head) -> None:
         """Have the journals deleted that the one head names and the other does not, if they have ended and no other head names them."""
-        for journal in before.named - head.named - {self._journal.name}:
+        for journal in sorted(before.named - head.named - {self._journal.name}):
             self._unnamed.add(journal)
             if journal not in self._wiping:
                 self._wiping[journal] = self._begin(self._wipe(journal))
@@ -631,7 +631,7 @@ class BucketPartitionStore:
         journal = self._journal
         try:
             await self._settle_heads()
-            for each in self._unnamed - self._wiping.keys():
+            for each in sorted(self._unnamed - self._wiping.keys()):
                 await self._wipe(each)
             await self._look_after_the_left(journal)
             if journal is not self._journal:
@@ -679,6 +679,9 @@ class BucketPartitionStore:
         """Forget what is no longer needed: a head that has changed will not name entries of the journal again that it does not name now."""
         for ref, left in list(self._left.items()):
             found = await self._head(ref)
+            if journal is not self._journal:
+                # What is left now is of another journal.
+                return
             if self._left.get(ref) is not left or (found is not None and found[1] == left.tag):
                 continue
             if found is None or journal.name not in found[0].named:
