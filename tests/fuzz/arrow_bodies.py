@@ -62,7 +62,7 @@ def sound() -> list[bytes]:
     texts = pa.array(["a", None, "é" * 20])
     headers = pa.array([[("a", "b"), ("c", "")], None, []], HEADERS)
     times = pa.array([NOW + 5, None, 0], TIME)
-    full = {"payload": payload, "kind": texts, "encoding": texts, "reference": texts, "headers": headers, "enqueue_at": times}
+    full = {"payload": payload, "kind": texts, "encoding": texts, "reference": texts, "key": texts, "headers": headers, "enqueue_at": times}
     ids = {"partition": pa.array([0, 1, 0], pa.int32()), "offset": pa.array([5, 6, 7], pa.int64())}
     dispositions = {"retry_after_ms": pa.array([None, 5, None], pa.int64()), "reason": texts}
     batches = [

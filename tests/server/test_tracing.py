@@ -200,7 +200,11 @@ def test_the_rows_are_the_same_but_for_the_header(headers: list[list[tuple[str, 
 
 
 def test_rows_without_headers_get_a_column_in_its_place() -> None:
-    for rows in ([{"payload": b"p"}], [{"payload": b"p", "reference": "r", "enqueue_at": 5}], [{"payload": b"p", "kind": "k"}] * 3):
+    for rows in (
+        [{"payload": b"p"}],
+        [{"payload": b"p", "reference": "r", "key": "k", "enqueue_at": 5}],
+        [{"payload": b"p", "kind": "k"}] * 3,
+    ):
         batch = batch_from_rows(rows)
         found = with_traceparent(batch, TRACEPARENT)
         found.validate(full=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import struct
 from collections.abc import Mapping
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
 from sluiceway.model.items import (
     OPTIONAL,
     PAYLOAD,
@@ -32,6 +33,7 @@ ROWS = st.fixed_dictionaries(
         "kind": TEXTS,
         "encoding": TEXTS,
         "reference": TEXTS,
+        "key": st.none() | st.text(min_size=1, max_size=4),
         "headers": st.none() | st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=2),
         "enqueue_at": st.none() | st.integers(0, 4_102_444_800_000),
     },
@@ -189,7 +191,46 @@ def test_widened_batches_can_be_put_together(one: list[Row], other: list[Row]) -
     assert said(both.to_pylist()) == said(stored([*one, *other]))
 
 
+STORED = base64.b64decode(
+    "/////2gCAAAUAAAAAAAAAAwAFgAGAAUACAAMAAwAAAAAAwQAGAAAANgAAAAAAAAAAAAKABgADAAEAAgACgAAAJwBAAAQAAAAAgAAAAAAAAAAAAAAGAAAAAAA"
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAwAAAAAAAAAEAAAAAAAAAACAAAAAAAAABgAAAAAAAAAAQAAAAAAAAAgAAAAAAAAAAwAAAAAAAAAMAAAAAAAAAABAAAA"
+    "AAAAADgAAAAAAAAAAQAAAAAAAABAAAAAAAAAAAwAAAAAAAAAUAAAAAAAAAABAAAAAAAAAFgAAAAAAAAAAQAAAAAAAABgAAAAAAAAAAwAAAAAAAAAcAAAAAAA"
+    "AAABAAAAAAAAAHgAAAAAAAAAAQAAAAAAAACAAAAAAAAAAAwAAAAAAAAAkAAAAAAAAAAAAAAAAAAAAJAAAAAAAAAAAAAAAAAAAACQAAAAAAAAAAgAAAAAAAAA"
+    "mAAAAAAAAAABAAAAAAAAAKAAAAAAAAAAAAAAAAAAAACgAAAAAAAAAAgAAAAAAAAAqAAAAAAAAAABAAAAAAAAALAAAAAAAAAAAQAAAAAAAAC4AAAAAAAAAAwA"
+    "AAAAAAAAyAAAAAAAAAAMAAAAAAAAAAAAAAAJAAAAAgAAAAAAAAAAAAAAAAAAAAIAAAAAAAAAAQAAAAAAAAACAAAAAAAAAAEAAAAAAAAAAgAAAAAAAAABAAAA"
+    "AAAAAAIAAAAAAAAAAQAAAAAAAAABAAAAAAAAAAAAAAAAAAAAAQAAAAAAAAAAAAAAAAAAAAEAAAAAAAAAAAAAAAAAAAACAAAAAAAAAAEAAAAAAAAAAAAAAAEA"
+    "AAACAAAAAAAAAGFiAAAAAAAAAQAAAAAAAAAAAAAAAQAAAAEAAAAAAAAAawAAAAAAAAABAAAAAAAAAAAAAAABAAAAAQAAAAAAAABlAAAAAAAAAAEAAAAAAAAA"
+    "AAAAAAEAAAABAAAAAAAAAHIAAAAAAAAAAQAAAAAAAAAAAAAAAQAAAAEAAAAAAAAAAAAAAAEAAABoAAAAAAAAAAAAAAABAAAAMQAAAAAAAAABAAAAAAAAAAAA"
+    "AAAMAAAADAAAAAAAAABrN2YzcTJtYS4wLjMAAAAA"
+)
+"""A blob as it was written before there were keys: two rows, the first with a value in each column."""
+
+
+def test_a_blob_that_was_written_before_there_were_keys_is_read() -> None:
+    columns = 0b11111
+    read = decode_blob(STORED, columns)
+    read.validate(full=True)
+    first = {"kind": "k", "encoding": "e", "reference": "r", "headers": [("h", "1")], "origin": "k7f3q2ma.0.3"}
+    assert said(read.to_pylist()) == [{"payload": b"a", **first}, {"payload": b"b"}]
+    # The same rows still have the same columns; a key widens them.
+    assert narrow(batch_from_rows(read.to_pylist()))[1] == columns
+    keyed, more = narrow(batch_from_rows([{"payload": b"c", "key": "customer-7"}]))
+    both = pa.Table.from_batches([widen(read, columns | more), widen(keyed, columns | more)])
+    assert both["key"].to_pylist() == [None, None, "customer-7"]
+
+
 # Limits
+
+
+def test_a_key_has_1_to_256_bytes() -> None:
+    rows: list[Row] = [{"payload": b""}, {"payload": b"", "key": "k"}, {"payload": b"", "key": "é" * (MAX_KEY_BYTES // 2)}]
+    check_sizes(batch_from_rows(rows))
+    for bad, what in (("", "must not be empty"), ("é" * (MAX_KEY_BYTES // 2) + "a", f"larger than {MAX_KEY_BYTES} bytes")):
+        batch = batch_from_rows([*rows, {"payload": b"", "key": bad}])
+        with pytest.raises(SluicewayError, match=rf"items\[3\]\.key: {what}"):
+            check_sizes(batch)
+        with pytest.raises(SluicewayError, match=r"items\[1\]\.key"):
+            check_sizes(batch.slice(2))
 
 
 @pytest.mark.parametrize("column", ["kind", "encoding", "reference"])

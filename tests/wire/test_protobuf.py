@@ -34,6 +34,7 @@ ITEM = {
     "kind": "k",
     "encoding": None,
     "reference": "r",
+    "key": "customer-7",
     "headers": {"a": "b"},
     "bytes": "AP8=",
 }
@@ -119,6 +120,13 @@ def test_every_call_has_a_request_of_querators_own_client() -> None:
 def test_bytes_go_before_text_and_neither_is_an_empty_payload() -> None:
     items = [{"bytes": b"\x00\xff", "utf8": "ignored"}, {"utf8": "é"}, {}]
     assert fields("/v1/queue.produce", queue_name="q", items=items)["items"] == [{"bytes": "AP8="}, {"utf8": "é"}, {"utf8": ""}]
+
+
+def test_a_key_is_carried_in_and_an_empty_one_is_none() -> None:
+    items = [{"utf8": "x", "key": "customer-7"}, {"utf8": "y", "key": ""}]
+    assert fields("/v1/queue.produce", queue_name="q", items=items)["items"] == [{"utf8": "x", "key": "customer-7"}, {"utf8": "y"}]
+    (item,) = fields("/v1/storage/items.import", queue_name="q", items=[{"payload": b"x", "key": "customer-7"}])["items"]
+    assert item["key"] == "customer-7"
 
 
 @pytest.mark.parametrize(
@@ -230,6 +238,7 @@ def test_a_lease() -> None:
     assert (status, said.queue_name, said.partition) == (200, "q", 2)
     (item,) = said.items
     assert (item.id, item.attempts, item.kind, item.reference, item.encoding) == ("k7f3q2ma.2.7", 2, "k", "r", "")
+    assert item.key == "customer-7"
     assert (item.bytes, item.lease_deadline.seconds, item.lease_deadline.nanos) == (b"\x00\xff", 1_769_846_400, 250_000_000)
 
 
@@ -288,6 +297,7 @@ def test_stored_items() -> None:
         ("k7f3q2ma.2.7", "m2m2m2m2.0.5", b""),
     ]
     first = said.items[0]
+    assert first.key == "customer-7"
     assert (first.is_leased, first.attempts, first.max_attempts, first.lease_deadline.nanos) == (True, 2, 3, 250_000_000)
     assert not first.HasField("enqueue_at")
     assert first.expire_deadline.seconds == GO_ZERO_TIME, "a time that does not apply: Go's IsZero() is true of it"
@@ -295,10 +305,19 @@ def test_stored_items() -> None:
 
 def test_imported_items_that_are_gone_already_are_told_as_they_were_sent() -> None:
     produced = {"first_id": "k7f3q2ma.0.41", "items": []}
-    before = {"id": "old", "is_leased": True, "attempts": 9, "lease_deadline": {"seconds": 5}, "kind": "k", "payload": b"x"}
+    before = {
+        "id": "old",
+        "key": "customer-7",
+        "is_leased": True,
+        "attempts": 9,
+        "lease_deadline": {"seconds": 5},
+        "kind": "k",
+        "payload": b"x",
+    }
     later = {"payload": b"y", "enqueue_at": {"seconds": 1_769_846_400}}
     said = answered("/v1/storage/items.import", produced, "ImportAnswer", items=[before, later])[1]
     one, two = said.items
+    assert (one.key, two.key) == ("customer-7", "")
     assert (one.id, one.kind, one.payload, one.is_leased, one.attempts) == ("k7f3q2ma.0.41", "k", b"x", False, 0)
     assert not one.HasField("lease_deadline")
     assert (two.id, two.payload) == ("k7f3q2ma.0.42", b"y")

@@ -34,6 +34,7 @@ SOME = [
     [Item(utf8="ä" * 9), Item(payload=b"")],
     [Item(payload=b"1", kind="k"), Item(payload=b"2"), Item(payload=b"3", reference="ü", encoding="e")],
     [Item(payload=b"h", headers={"x": "y", "ß": ""}), Item(payload=b"none"), Item(payload=b"empty", headers={})],
+    [Item(payload=b"i", key="customer-7", headers={"x": "y"}), Item(payload=b"j")],
 ]
 
 
@@ -61,6 +62,7 @@ def test_digests_are_those_that_partitions_have_stored() -> None:
         "62e38ffa71242618191ddb3e99b656a9",
         "b36781e4e22f1df4a540733b7805e911",
         "72380204b393a9c167bddd742c6f9bae",
+        "b834b5c35fb52744c2f88205cc8f7be7",
     ]
 
 
@@ -88,6 +90,7 @@ TEXTS = st.one_of(st.none(), st.text(max_size=4))
             kind=TEXTS,
             encoding=TEXTS,
             reference=TEXTS,
+            key=st.one_of(st.none(), st.text(min_size=1, max_size=4)),
             headers=st.one_of(st.none(), st.dictionaries(st.sampled_from(["a", "b", "traceparent"]), st.text(max_size=2), max_size=3)),
         ),
         min_size=1,
@@ -100,8 +103,8 @@ def test_both_forms_of_any_items_have_the_same_digest(items: list[Item]) -> None
 
 def test_joined_they_are_what_they_are_one_after_the_other() -> None:
     together = join([few(items) for items in SOME])
-    assert together.batch().equals(pa.concat_batches([fit(columns(items), stored_schema(0b1111)) for items in SOME]))
-    assert (together.num_rows, together.nbytes) == (9, sum(few(items).nbytes for items in SOME))
+    assert together.batch().equals(pa.concat_batches([fit(columns(items), stored_schema(0b101111)) for items in SOME]))
+    assert (together.num_rows, together.nbytes) == (11, sum(few(items).nbytes for items in SOME))
 
 
 @pytest.mark.parametrize(("items", "pairs"), [(16, 1), (16, 40), (1, 2_000)])

@@ -64,6 +64,7 @@ ALL = batch(
     encoding=pa.array([None, None, "gzip"]),
     reference=pa.array(["r", "s", "t"]),
     headers=pa.array([[("a", "1"), ("b", "2")], None, []], HEADERS),
+    key=pa.array([None, "é" * 128, "k"]),
     enqueue_at=pa.array([NOW, None, NOW + 5], TIME),
 )
 
@@ -106,6 +107,8 @@ def test_payload_types_that_are_taken(kind: pa.DataType) -> None:
         ({"payload": payload(b"x", None)}, "items[1].payload", ("null",)),
         ({"payload": payload(b"x", b"x" * (MAX_PAYLOAD_BYTES + 1))}, "items[1].payload", (str(MAX_PAYLOAD_BYTES),)),
         ({"payload": payload(b"x"), "kind": pa.array(["x" * (MAX_TEXT_BYTES + 1)])}, "items[0].kind", (str(MAX_TEXT_BYTES),)),
+        ({"payload": payload(b"x", b"y"), "key": pa.array(["k", "é" * 129])}, "items[1].key", ("256",)),
+        ({"payload": payload(b"x", b"y"), "key": pa.array([None, ""])}, "items[1].key", ("empty",)),
         ({"payload": payload(b"x"), "headers": pa.array([[("a", "x" * 8_192)]], HEADERS)}, "items[0].headers", ("8192",)),
         ({"payload": payload(b"x"), "headers": pa.array([[("a", None)]], HEADERS)}, "headers", ("null",)),
         ({"payload": payload(b"x"), "enqueue_at": pa.array([NOW + MAX_SCHEDULE + 1], TIME)}, "items[0].enqueue_at", ("366 days",)),

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS, MAX_TEXT_BYTES, MAX_TRACE_BYTES
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_KEY_BYTES, MAX_PARTITIONS, MAX_TEXT_BYTES, MAX_TRACE_BYTES
 from sluiceway.kernel.names import QUEUE_NAME, QUEUE_PATTERN
 
 
@@ -67,6 +67,7 @@ LeaseIdText = Annotated[
 ]
 Incarnation = Annotated[str, schema(pattern=f"^[{INCARNATION_ALPHABET}]{{{INCARNATION_LENGTH}}}$", examples=["k7f3q2ma"])]
 ShortText = Annotated[str, schema(maxLength=MAX_TEXT_BYTES)]
+ItemKey = Annotated[str, schema(minLength=1, maxLength=MAX_KEY_BYTES)]
 TraceText = Annotated[str, schema(maxLength=MAX_TRACE_BYTES)]
 Label = Annotated[str, schema(minLength=1, maxLength=MAX_TEXT_BYTES)]
 """A short text that must not be empty."""

@@ -67,6 +67,7 @@ class LeasedItem(Answer, frozen=True):
     kind: str | None = None
     encoding: str | None = None
     reference: str | None = None
+    key: str | None = None
     headers: dict[str, str] | None = None
     payload: bytes = msgspec.field(name="bytes", default=b"")
 
@@ -226,6 +227,7 @@ class BrowsedItem(Answer, frozen=True):
     kind: str | None = None
     encoding: str | None = None
     reference: str | None = None
+    key: str | None = None
     headers: dict[str, str] | None = None
     payload: bytes | None = msgspec.field(name="bytes", default=None)
 

@@ -39,9 +39,13 @@ MAX_PAYLOAD_BYTES = 8 << 20
 """One item. Larger payloads belong in an object store, with a reference in the queue."""
 
 MAX_TEXT_BYTES = 2_048
+"""`kind`, `encoding`, `reference`, reasons, client ids, idempotency keys. Querator's clients send references of up to 2,000."""
+
+MAX_KEY_BYTES = 256
+"""The key of an item. Short, since it is the name of what the item belongs to, such as a customer."""
+
 MAX_TRACE_BYTES = 4_096
 """Of an exception's trace: its last lines are kept for each failed attempt."""
-"""`kind`, `encoding`, `reference`, reasons, client ids, idempotency keys. Querator's clients send references of up to 2,000."""
 
 MAX_HEADER_BYTES = 8_192
 """Total of header names and values of one item."""

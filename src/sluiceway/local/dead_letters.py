@@ -10,12 +10,14 @@ import pyarrow.compute as pc
 
 from sluiceway.contract.item_answers import FAILURES_HEADER
 from sluiceway.model.item_filter import REASON_HEADER, SOURCE_HEADER
-from sluiceway.model.items import HEADERS, PRODUCED, fit
+from sluiceway.model.items import HEADERS, PAYLOAD, PRODUCED, fit
 from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Offsets
 
 _OURS = "sluiceway-"
+_UNCHANGED = (PAYLOAD.name, *(name for name in PRODUCED if name != "headers"))
+"""Columns that an item keeps as they are when it dies, and when it is redriven."""
 
 
 def dead_rows(
@@ -29,7 +31,7 @@ def dead_rows(
     """
     schema = common_schema(batches)
     rows = pa.concat_batches([fit(batch, schema) for batch in batches])
-    names = [name for name in ("payload", "kind", "encoding", "reference") if name in schema.names]
+    names = [name for name in _UNCHANGED if name in schema.names]
     headers = _headers(source, reason, rows, failures)
     arrays = [rows.column(name) for name in names] + [headers, _origins(source, rows)]
     return pa.RecordBatch.from_arrays(arrays, names=[*names, "headers", "origin"])
@@ -47,7 +49,7 @@ def redriven_rows(source: QueueRecord, batches: list[pa.RecordBatch]) -> pa.Reco
     """Return a transfer's rows for a redrive out of a dead queue: unchanged, with their origin, without the headers of their death."""
     schema = common_schema(batches)
     rows = pa.concat_batches([fit(batch, schema) for batch in batches])
-    names = [name for name in ("payload", "kind", "encoding", "reference") if name in schema.names]
+    names = [name for name in _UNCHANGED if name in schema.names]
     arrays = [rows.column(name) for name in names]
     if "headers" in schema.names:
         own = [_without_ours(pairs) or None for pairs in rows.column("headers").to_pylist()]

@@ -31,6 +31,7 @@ class ItemFilter:
     item: ItemId | None = None
     kind: str | None = None
     reference: str | None = None
+    key: str | None = None
     headers: Mapping[str, str | None] = field(default_factory=dict)
     contains: bytes | None = None
     reason: str | None = None
@@ -40,6 +41,7 @@ class ItemFilter:
         wanted = {
             "kind": self.kind is not None,
             "reference": self.reference is not None,
+            "key": self.key is not None,
             "headers": bool(self.headers) or self.reason is not None,
             PAYLOAD.name: self.contains is not None,
         }
@@ -52,10 +54,9 @@ class ItemFilter:
     def matches(self, rows: pa.RecordBatch) -> pa.Array:
         """For each row, whether it matches, but for `item`. The rows have `columns()`, which are some."""
         tests: list[pa.Array] = []
-        if self.kind is not None:
-            tests.append(pc.equal(rows.column("kind"), self.kind))
-        if self.reference is not None:
-            tests.append(pc.equal(rows.column("reference"), self.reference))
+        for name, text in (("kind", self.kind), ("reference", self.reference), ("key", self.key)):
+            if text is not None:
+                tests.append(pc.equal(rows.column(name), text))
         for name, value in self.headers.items():
             given = _header(rows, name)
             tests.append(pc.is_valid(given) if value is None else pc.equal(given, value))

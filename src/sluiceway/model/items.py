@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
 
 HEADERS = pa.map_(pa.utf8(), pa.utf8())
 TIME = pa.timestamp("ms", tz="UTC")
@@ -27,6 +27,7 @@ OPTIONAL = (
     pa.field("reference", pa.utf8()),
     pa.field("headers", HEADERS),
     pa.field("origin", pa.utf8()),
+    pa.field("key", pa.utf8()),
 )
 """Stored columns beside `payload`. `origin` is set on items that came from another partition. The order is on disk: append only."""
 
@@ -34,7 +35,7 @@ ENQUEUE_AT = pa.field("enqueue_at", TIME)
 TRACEPARENT = "traceparent"
 """Header with the W3C Trace Context of the span that produced the item."""
 
-PRODUCED = ("kind", "encoding", "reference", "headers")
+PRODUCED = ("kind", "encoding", "reference", "headers", "key")
 """Optional columns that a producer may send; in addition `enqueue_at`, which is not stored but sets the due time."""
 
 
@@ -101,7 +102,7 @@ def with_traceparent(batch: pa.RecordBatch, traceparent: str) -> pa.RecordBatch:
     one_each = pa.array(np.arange(count + 1, dtype=np.int32))
     column = pa.MapArray.from_arrays(one_each, pa.repeat(pa.scalar(TRACEPARENT), count), pa.repeat(pa.scalar(traceparent), count))
     names = batch.schema.names
-    at = next((names.index(name) for name in ("origin", ENQUEUE_AT.name) if name in names), len(names))
+    at = next((names.index(name) for name in ("origin", "key", ENQUEUE_AT.name) if name in names), len(names))
     return batch.add_column(at, pa.field("headers", HEADERS), column)
 
 
@@ -165,9 +166,12 @@ def check_sizes(batch: pa.RecordBatch) -> None:
         ("kind", MAX_TEXT_BYTES),
         ("encoding", MAX_TEXT_BYTES),
         ("reference", MAX_TEXT_BYTES),
+        ("key", MAX_KEY_BYTES),
     ):
         if name in batch.schema.names:
             _check_lengths(batch.column(name), name, limit)
+    if "key" in batch.schema.names:
+        _check_not_empty(batch.column("key"), "key")
     if "headers" in batch.schema.names:
         headers = batch.column("headers")
         if headers.null_count < len(headers) and headers.get_total_buffer_size() > MAX_HEADER_BYTES:
@@ -181,6 +185,12 @@ def _check_headers(headers: pa.MapArray) -> None:
     over = np.flatnonzero((lengths > MAX_HEADER_BYTES) & headers.is_valid().to_numpy(zero_copy_only=False))
     if len(over):
         raise SluicewayError("invalid_request", f"items[{over[0]}].headers: larger than {MAX_HEADER_BYTES} bytes", "items")
+
+
+def _check_not_empty(column: pa.Array, name: str) -> None:
+    row = pc.index(pc.binary_length(column), 0).as_py()
+    if row >= 0:
+        raise SluicewayError("invalid_request", f"items[{row}].{name}: must not be empty; leave it out, or pass null", "items")
 
 
 def _check_lengths(column: pa.Array, name: str, limit: int) -> None:

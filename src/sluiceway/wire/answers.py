@@ -186,7 +186,7 @@ def _served(incarnation: str, served: Served, deadlines: _Deadlines) -> Iterable
     absent = [None] * few.num_rows
     others = (few.others.get(field.name, absent) for field in OPTIONAL)
     rows = zip(piece.offsets.tolist(), (piece.rows + piece.blob).tolist(), few.payloads, *others, strict=True)
-    for offset, first, payload, kind, encoding, reference, headers, origin in rows:
+    for offset, first, payload, kind, encoding, reference, headers, origin, key in rows:
         yield items.LeasedItem(
             f"{place}.{offset}",
             origin or f"{place}.{first}",
@@ -198,6 +198,7 @@ def _served(incarnation: str, served: Served, deadlines: _Deadlines) -> Iterable
             kind,
             encoding,
             reference,
+            key,
             headers,
             payload,
         )
@@ -233,6 +234,7 @@ def _rows(incarnation: str, batch: pa.RecordBatch, deadlines: _Deadlines) -> Ite
         column("kind"),
         column("encoding"),
         column("reference"),
+        column("key"),
         [None if headers is None else dict(headers) for headers in column("headers")],
         column("payload"),
     )

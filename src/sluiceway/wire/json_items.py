@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from sluiceway.contract.fields import ONE_PAYLOAD, SOME_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, TimeText
+from sluiceway.contract.fields import ONE_PAYLOAD, SOME_JSON, Duration, ItemIdText, ItemKey, Label, LeaseIdText, ShortText, TimeText
 from sluiceway.kernel.clock import Millis, check_duration, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import ItemId, parse_item_id, parse_lease_id
@@ -19,12 +19,13 @@ from sluiceway.kernel.limits import (
     MAX_HEADER_BYTES,
     MAX_ITEMS_ARROW,
     MAX_ITEMS_JSON,
+    MAX_KEY_BYTES,
     MAX_PARTITIONS,
     MAX_PAYLOAD_BYTES,
     MAX_TEXT_BYTES,
 )
 from sluiceway.kernel.names import check_text
-from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD
+from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Lease, Peek, Produce, ProduceKey
 from sluiceway.model.small_batch import MAX_BYTES as MAX_FEW_BYTES
@@ -34,8 +35,6 @@ from sluiceway.wire.decoding import Call, JsonDecoder, Natural, PartitionNumber,
 from sluiceway.wire.item_limits import check_batch, check_count
 from sluiceway.wire.json_outcomes import Completion
 from sluiceway.wire.outcome_selection import belongs, check_partition
-
-_OPTIONAL = {field.name: field for field in OPTIONAL}
 
 _OFFSET_BYTES = 4
 """The size of a payload's offset in a column."""
@@ -86,11 +85,12 @@ class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     kind: ShortText | None = None
     encoding: ShortText | None = None
     reference: ShortText | None = None
+    key: ItemKey | None = None
     headers: dict[str, str] | None = None
     enqueue_at: TimeText | None = None
 
 
-_TEXTS = [(name, attrgetter(name)) for name in ("kind", "encoding", "reference")]
+_TEXTS = [(name, attrgetter(name)) for name in ("kind", "encoding", "reference", "key")]
 _HEADERS = attrgetter("headers")
 
 
@@ -124,7 +124,7 @@ def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:
         texts = [*map(value_of, items)]
         if _any_given(texts):
             size = sum(len(text or "") * _CHARACTER_BYTES for text in texts)
-            if size > MAX_TEXT_BYTES:
+            if size > MAX_TEXT_BYTES or (name == "key" and not all(map(_is_surely_key, texts))):
                 return None
             nbytes += size
             others[name] = texts
@@ -140,27 +140,29 @@ def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:
 
 def batch_of(items: Sequence[Item]) -> pa.RecordBatch:
     """The items as one record batch: `payload`, and each column in which an item has a value. Raises `invalid_request`."""
-    fields = [PAYLOAD]
-    columns = [pa.array([_payload(item, at) for at, item in enumerate(items)], PAYLOAD.type)]
-    for name in ("kind", "encoding", "reference"):
-        texts: list[str | None] = [getattr(item, name) for item in items]
+    columns = {PAYLOAD.name: pa.array([_payload(item, at) for at, item in enumerate(items)], PAYLOAD.type)}
+    for name, value_of in _TEXTS:
+        texts: list[str | None] = [*map(value_of, items)]
         if _any_given(texts):
-            fields.append(_OPTIONAL[name])
-            columns.append(pa.array(texts, _OPTIONAL[name].type))
+            columns[name] = pa.array(texts, pa.utf8())
     headers = [item.headers for item in items]
     if _any_given(headers):
-        fields.append(_OPTIONAL["headers"])
-        columns.append(pa.array([None if pairs is None else list(pairs.items()) for pairs in headers], _OPTIONAL["headers"].type))
+        columns["headers"] = pa.array([None if pairs is None else list(pairs.items()) for pairs in headers], HEADERS)
     times = [item.enqueue_at for item in items]
     if _any_given(times):
-        fields.append(ENQUEUE_AT)
         moments = [None if text is None else parse_time(text, f"items[{at}].enqueue_at") for at, text in enumerate(times)]
-        columns.append(pa.array(moments, ENQUEUE_AT.type))
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+        columns[ENQUEUE_AT.name] = pa.array(moments, ENQUEUE_AT.type)
+    fields = [field for field in (PAYLOAD, *OPTIONAL, ENQUEUE_AT) if field.name in columns]
+    return pa.RecordBatch.from_arrays([columns[field.name] for field in fields], schema=pa.schema(fields))
 
 
 def _any_given(values: list[Any]) -> bool:
     return values.count(None) < len(values)
+
+
+def _is_surely_key(text: str | None) -> bool:
+    """Whether the text is absent, or within the limits of a key whatever its characters."""
+    return text is None or 0 < len(text) <= MAX_KEY_BYTES // _CHARACTER_BYTES
 
 
 def _payload(item: Item, at: int) -> bytes:

@@ -88,7 +88,7 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Path of the peers' endpoint, below the URL in an instance's member record."""
-VERSION: Final = 7
+VERSION: Final = 8
 """Version of the protocol. Raise it with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout. Instances of different
 versions refuse each other's messages.
 
@@ -98,6 +98,7 @@ versions refuse each other's messages.
 5: consumers can be listed.
 6: a lease may end before an offset, and counts include the next offset. A produce with a key may name one partition, and its answer is
    handed over before that partition is removed. Items can be searched for, made ready before they are due, and moved by id.
+8: items can have a key.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)

@@ -249,6 +249,8 @@ def _produce(message: Any) -> dict[str, Any]:
             given["encoding"] = encoding
         if reference := item.reference:
             given["reference"] = reference
+        if key := item.key:
+            given["key"] = key
         if item.HasField("enqueue_at"):
             given |= _time(item, "enqueue_at", f"items[{at}].")
         items.append(given)
@@ -325,7 +327,7 @@ def _list_items(message: Any) -> dict[str, Any]:
 def _import(message: Any) -> dict[str, Any]:
     _check_count(message.items)
     items = [
-        {**_given(item, "payload", "kind", "encoding", "reference"), **_time(item, "enqueue_at", f"items[{at}].")}
+        {**_given(item, "payload", "kind", "encoding", "reference", "key"), **_time(item, "enqueue_at", f"items[{at}].")}
         for at, item in enumerate(message.items)
     ]
     return {**_on_queue(message, "partition"), "items": items}
@@ -384,6 +386,8 @@ def _add_items(said: Any, items: Sequence[LeasedItem]) -> None:
             each.encoding = item.encoding
         if item.reference:
             each.reference = item.reference
+        if item.key:
+            each.key = item.key
 
 
 class _Times:
@@ -484,6 +488,7 @@ def _stored(items: Sequence[json_inspection.ListedItem]) -> Iterator[dict[str, A
             "attempts": min(item.attempts, _INT32),
             "max_attempts": item.max_attempts,
             "reference": item.reference,
+            "key": item.key,
             "encoding": item.encoding,
             "kind": item.kind,
             "payload": item.payload,
@@ -498,7 +503,7 @@ def _imported(message: Any, answer: bytes) -> Message:
     said: Any = message_class("ImportAnswer")()
     for offset, item in enumerate(message.items, int(first)):
         item_id = f"{place}.{offset}"
-        kept = {name: getattr(item, name) for name in ("reference", "encoding", "kind", "payload")}
+        kept = {name: getattr(item, name) for name in ("reference", "key", "encoding", "kind", "payload")}
         said.items.add(**stored.get(item_id, {"id": item_id, **kept}))
     answered: Message = said
     return answered

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from sluiceway.contract.fields import Duration, ItemIdText, Label
+from sluiceway.contract.fields import Duration, ItemIdText, ItemKey, Label
 from sluiceway.contract.item_answers import BrowseState, Searched
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.ids import parse_item_id
@@ -28,6 +28,7 @@ class SearchCall(Call):
     id: ItemIdText | None = None
     kind: Label | None = None
     reference: Label | None = None
+    key: ItemKey | None = None
     headers: Annotated[dict[str, str | None], Meta(extra_json_schema={"maxProperties": MAX_HEADERS})] | None = None
     contains: Label | None = None
     reason: Label | None = None
@@ -48,6 +49,7 @@ class SearchCall(Call):
             None if self.id is None else parse_item_id(self.id, "id"),
             given_text(self.kind, "kind"),
             given_text(self.reference, "reference"),
+            given_text(self.key, "key"),
             self._headers(),
             None if contains is None else contains.encode(),
             given_text(self.reason, "reason"),
