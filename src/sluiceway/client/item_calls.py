@@ -33,6 +33,8 @@ State = Literal["ready", "leased", "scheduled"]
 class Item:
     """One item to produce. It is not served before `enqueue_at` (with a time zone).
 
+    `key` names what the item belongs to, such as a customer, in 1 to 256 bytes. It is not an idempotency key.
+
     A payload of text is sent as UTF-8. One that is neither bytes nor text is sent as JSON, with the `encoding` `application/json`: a dict,
     a list, a dataclass, a msgspec struct, a Pydantic model, and whatever else msgspec can encode.
     """
@@ -43,6 +45,7 @@ class Item:
     reference: str | None = None
     headers: Mapping[str, str] | None = None
     enqueue_at: datetime | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,13 @@ def _wire_item(item: object) -> dict[str, object]:
         item = Item(item)
     payload, encoding = encoded(item.payload, item.encoding, "items")
     fields: dict[str, object] = {"utf8": payload} if isinstance(payload, str) else {"bytes": payload}
-    if item.kind is not None or encoding is not None or item.reference is not None or item.headers or item.enqueue_at:
+    texts = item.kind is not None or encoding is not None or item.reference is not None or item.key is not None
+    if texts or item.headers or item.enqueue_at:
         fields |= given(
             kind=item.kind,
             encoding=encoding,
             reference=item.reference,
+            key=item.key,
             headers=dict(item.headers) if item.headers else None,
             enqueue_at=time_text(item.enqueue_at, "enqueue_at"),
         )

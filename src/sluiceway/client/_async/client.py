@@ -226,7 +226,8 @@ class AsyncClient:
         """Store up to 10,000 rows; otherwise as `produce`.
 
         `rows` is a pyarrow Table or RecordBatch, or a data frame that exports Arrow, such as one of Polars or pandas. The column `payload`
-        is required; `kind`, `encoding`, `reference`, `headers` and `enqueue_at` are optional. Raises `invalid_request` for anything else.
+        is required; `kind`, `encoding`, `reference`, `key`, `headers` and `enqueue_at` are optional. Raises `invalid_request` for anything
+        else.
         """
         from sluiceway.client.arrow import write_stream
 
@@ -447,6 +448,7 @@ class AsyncClient:
         id: str | None = None,
         kind: str | None = None,
         reference: str | None = None,
+        key: str | None = None,
         headers: Mapping[str, str | None] | None = None,
         contains: str | None = None,
         reason: str | None = None,
@@ -463,7 +465,8 @@ class AsyncClient:
         be more: pass it to the next call, with the same search. The items are read as they stand: one that changes its place between two
         calls may be missed, or found twice.
         """
-        wanted = {"id": id, "kind": kind, "reference": reference, "headers": headers, "contains": contains, "reason": reason}
+        texts = {"id": id, "kind": kind, "reference": reference, "key": key, "contains": contains, "reason": reason}
+        wanted = {**texts, "headers": headers}
         return await self._channel.run(item_calls.search(queue_name, wanted, states, next, limit, payload, request_timeout))
 
     async def reasons(self, queue_name: str) -> answers.Reasons:
