@@ -115,6 +115,18 @@ def test_what_all_items_of_a_call_are_given(shell: Shell) -> None:
     for item in shell.json("peek", shell.queue):
         assert (item["kind"], item["reference"], item["headers"], item["encoding"]) == ("order", "17", {"tenant": "a=b"}, "json")
     assert re.search(r"(?m)^id +attempt +payload +kind +reference *\n.* x +order +17 *$", shell.says("peek", shell.queue))
+    lines = b'{"customer":"c-7"}\n{"customer":null}\n{}\n'
+    shell.says("produce", shell.queue, "-", "--item-key-field", "customer", "--reference", "lines", stdin=lines)
+    assert [item.get("key") for item in shell.json("search", shell.queue, "--reference", "lines")] == ["c-7", None, None]
+    shell.says("produce", shell.queue, "keyed", "--item-key", "c-8")
+    found = shell.says("search", shell.queue, "--item-key", "c-8")
+    assert re.search(r"(?m)^id +attempt +payload +state +key *\n.* keyed +ready +c-8 *$", found)
+    (keyed,) = shell.json("search", shell.queue, "--item-key", "c-8")
+    assert re.search(r"(?m)^key +c-8 *$", shell.says("show", shell.queue, keyed["id"]))
+    for line, wrong in ((b"no JSON", "is not a JSON object"), (b"[1]", "is not a JSON object"), (b'{"customer":7}', "is not a text")):
+        assert wrong in shell.ends("produce", shell.queue, "-", "--item-key-field", "customer", stdin=line)[2]
+    shell.says("queue", "clear", shell.queue, "--yes")
+    shell.says("produce", shell.queue, "x", "y")
     for when in (("--after", "1h"), ("--at", f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%dT%H:%M:%SZ}")):
         shell.says("produce", shell.queue, "later", *when)
     counts = [part for share in shell.json("stats", shell.queue)[0]["logical_queues"] for part in share["partitions"]]
@@ -122,6 +134,7 @@ def test_what_all_items_of_a_call_are_given(shell: Shell) -> None:
     for wrong, said in (
         (("--at", "soon"), "'soon' is not a time such as 2026-01-31T08:00:00Z"),
         (("--header", "tenant"), "'tenant' is not of the form NAME=VALUE"),
+        (("--item-key", "a", "--item-key-field", "b"), "--item-key and --item-key-field exclude each other"),
         (("--after", "1h", "--at", "2999-01-31"), "--after and --at exclude each other"),
         (("--after", "1h", "--key", "k"), "pass --at with --key"),
     ):

@@ -60,6 +60,7 @@ def found_items(session: Session, queue: str, count: int | None, **wanted: Any) 
 @click.option("--id", "id", metavar="ID", help="The item with this id or origin.")
 @click.option("--kind", help="Items of this kind.")
 @click.option("--reference", help="Items with this reference.")
+@click.option("--item-key", "key", help="Items with this key.")
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME[=VALUE]", callback=_headers, help="Items with this header. May be repeated."
 )
@@ -209,7 +210,7 @@ def show(session: Session, queue: str, item_id: str) -> None:
 
 _FACTS = (
     *("id", "origin", "state", "partition", "attempts", "enqueued_at", "enqueue_at", "expire_deadline", "lease_id", "lease_deadline"),
-    *("kind", "encoding", "reference"),
+    *("kind", "encoding", "reference", "key"),
 )
 
 

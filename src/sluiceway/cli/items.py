@@ -51,6 +51,8 @@ def _headers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.option("--kind", help="Kind of the items.")
 @click.option("--encoding", help="Encoding of the payloads.")
 @click.option("--reference", help="Reference of the items, such as the id of an order.")
+@click.option("--item-key", help="Key of the items, such as a customer. Not the idempotency key.")
+@click.option("--item-key-field", metavar="NAME", help="Each line is a JSON object, and this field of it, a text, is the item's key.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=_headers, help="A header. May be repeated.")
 @click.option("--blank-lines", is_flag=True, help="Blank lines are items, too.")
 @connected
@@ -62,6 +64,8 @@ def produce(
     key: str | None,
     after: str | None,
     due: datetime | None,
+    item_key: str | None,
+    item_key_field: str | None,
     blank_lines: bool,
     **columns: Any,
 ) -> None:
@@ -75,7 +79,9 @@ def produce(
         if key is not None:
             raise click.UsageError("--after means another time in each run; pass --at with --key")
         due = datetime.now(UTC) + timedelta(milliseconds=parse_duration(after, "after"))
-    produce_lines(session, queue, items, file, key, columns | {"enqueue_at": due}, blank_lines)
+    if item_key is not None and item_key_field is not None:
+        raise click.UsageError("--item-key and --item-key-field exclude each other")
+    produce_lines(session, queue, items, file, key, columns | {"enqueue_at": due, "key": item_key}, item_key_field, blank_lines)
 
 
 @click.command()
@@ -179,6 +185,7 @@ _OPTIONAL_COLUMNS: dict[str, Callable[[LeasedItem | BrowsedItem], str | None]] =
     "due": lambda item: f"{at:%Y-%m-%d %H:%M:%S} UTC" if (at := getattr(item, "enqueue_at", None)) else None,
     "kind": lambda item: item.kind,
     "reference": lambda item: item.reference,
+    "key": lambda item: item.key,
     "died in": lambda item: (item.headers or {}).get("sluiceway-queue"),
     "reason": lambda item: (item.headers or {}).get("sluiceway-reason"),
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import click
 
-from sluiceway.cli.common import counted
+from sluiceway.cli.common import counted, printable
 from sluiceway.cli.session import Session
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 
 if TYPE_CHECKING:
@@ -35,10 +36,14 @@ def produce_lines(
     file: str | None,
     key: str | None,
     columns: Mapping[str, Any],
+    item_key_field: str | None,
     blank_lines: bool,
 ) -> None:
-    """Produce the items, or the lines of the file or of stdin, and print the result. `columns`: the other values that each item gets."""
-    producer = _Producer(session, queue, key, {name: value for name, value in columns.items() if value is not None})
+    """Produce the items, or the lines of the file or of stdin, and print the result. `columns`: the other values that each item gets.
+
+    `item_key_field`: the field of each line's JSON object that has the item's key.
+    """
+    producer = _Producer(session, queue, key, {name: value for name, value in columns.items() if value is not None}, item_key_field)
     if items and file:
         raise click.UsageError("pass items or --file, not both")
     if file:
@@ -57,8 +62,8 @@ def produce_lines(
 class _Producer:
     """Sends batches, and tells what became of them."""
 
-    def __init__(self, session: Session, queue: str, key: str | None, columns: Mapping[str, Any]) -> None:
-        self._session, self._queue, self._key, self._columns = session, queue, key, columns
+    def __init__(self, session: Session, queue: str, key: str | None, columns: Mapping[str, Any], item_key_field: str | None) -> None:
+        self._session, self._queue, self._key, self._columns, self._item_key_field = session, queue, key, columns, item_key_field
         self._blank = 0
 
     def without_blanks(self, lines: Iterable[bytes | None], keep: bool) -> Iterator[bytes | None]:
@@ -101,11 +106,25 @@ class _Producer:
             click.echo(f"Stored {stored:,} in {sent:,} calls{before}")
 
     def _item(self, payload: bytes) -> bytes | Item:
-        if not self._columns:
+        if not self._columns and self._item_key_field is None:
             return payload
         from sluiceway.client import Item
 
-        return Item(payload, **self._columns)
+        item = Item(payload, **self._columns)
+        return item if self._item_key_field is None else replace(item, key=_member(payload, self._item_key_field))
+
+
+def _member(line: bytes, name: str) -> str | None:
+    """The text of that member of a line's JSON object; None: it has none, or null. Raises `invalid_request`."""
+    import msgspec
+
+    try:
+        found = msgspec.json.decode(line, type=dict[str, Any]).get(name)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise invalid("item-key-field", f"the line {printable(line, 80)} is not a JSON object") from None
+    if found is not None and not isinstance(found, str):
+        raise invalid("item-key-field", f"{name!r} is not a text in the line {printable(line, 80)}")
+    return found
 
 
 def _lines(stream: _Readable) -> Iterator[bytes | None]:
