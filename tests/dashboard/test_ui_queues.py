@@ -185,14 +185,14 @@ def test_consumers_and_their_queries_are_shown(server: Running) -> None:
 
 def test_looking_at_items_takes_nothing_and_shows_them_as_text(server: Running) -> None:
     name = server.queue(max_attempts=3)
-    item = {"utf8": EVIL, "kind": EVIL, "reference": EVIL, "headers": {EVIL: EVIL}}
+    item = {"utf8": EVIL, "kind": EVIL, "reference": EVIL, "key": EVIL, "headers": {EVIL: EVIL}}
     server.ask("queue.produce", queue_name=name, items=[item, {"bytes": base64.b64encode(b"\xff\x00<b>").decode()}])
     text = page(server, f"/{name}/items")
     first, second = rows(text, "items")
     assert first[1:5] == ["○ ready", "0 of 3", EVIL, EVIL[: payload.PREVIEW]]
     assert second[4] == "ff 00 3c 62 3e binary"
     one = page(server, f"/{name}/items", id=first[0])
-    assert html.unescape(one).count(EVIL) >= 5
+    assert html.unescape(one).count(EVIL) >= 6
     assert "it is next" in one
     for each in (text, one):
         assert "<img" not in each.split("<main")[1]
@@ -294,7 +294,13 @@ def test_a_search_finds_items_of_all_partitions_page_by_page(server: Running, mo
     monkeypatch.setattr("sluiceway.server.ui.pages.queue_items._SHOWN", 2)
     name = server.queue(requested_partitions=3)
     for at in range(6):
-        item = {"utf8": f"order {at} {EVIL}", "kind": f"kind {at % 2}", "headers": {"tenant": "it's me"}, "reference": EVIL}
+        item = {
+            "utf8": f"order {at} {EVIL}",
+            "kind": f"kind {at % 2}",
+            "headers": {"tenant": "it's me"},
+            "reference": EVIL,
+            "key": f"c-{at}",
+        }
         server.ask("queue.produce", queue_name=name, items=[item | ({"enqueue_at": LATER} if at == 5 else {})])
 
     def found(**query: str) -> list[str]:
@@ -312,7 +318,10 @@ def test_a_search_finds_items_of_all_partitions_page_by_page(server: Running, mo
     assert found(**{"in": "scheduled"}) == ["order 5"]
     assert found(header="tenant=it's me", contains="order 4") == ["order 4"]
     assert found(header="tenant", kind="kind 0", reference=EVIL) == ["order 0", "order 2", "order 4"]
+    assert found(key="c-4") == ["order 4"]
     assert found(reason="it did not die") == []
+    keyed = html.unescape(page(server, f"/{name}/items", key="c-4"))
+    assert f"sluiceway search {name} --item-key c-4" in keyed
     text = page(server, f"/{name}/items", header="tenant=it's me", **{"in": "ready"})
     line = html.unescape(re.findall(r'<p class="cli"><code>(.*?)</code>', text)[0])
     assert shlex.split(line) == ["sluiceway", "search", name, "--header", "tenant=it's me", "--state", "ready"]

@@ -13,6 +13,8 @@ from sluiceway.server.ui.view import Command, Field
 
 COPY_OF: Final = "copy-of"
 """Header of an item that was edited and sent again: the origin of the item that it was made from."""
+ITEM_TEXTS: Final = ("kind", "encoding", "reference", "key")
+"""Fields of an item that are short texts."""
 _IDS: Final = Field("ids", "Item IDs", "list", required=True)
 _ITEMS: Final = "/ui/queues/{queue_name}/items"
 
@@ -30,7 +32,7 @@ def _header_words(text: str) -> list[str]:
 
 def _item(form: Facts) -> Facts:
     """The call that produces the item of a form."""
-    item: Facts = {name: form[name] for name in ("utf8", "kind", "encoding", "reference", "headers") if name in form}
+    item: Facts = {name: form[name] for name in ("utf8", *ITEM_TEXTS, "headers") if name in form}
     item.setdefault("utf8", "")
     if "after" in form:
         item["enqueue_at"] = format_time(now() + parse_duration(form["after"], "after"))
@@ -52,6 +54,7 @@ COMMANDS: Final = (
             Field("kind", "Kind", flag="--kind"),
             Field("encoding", "Encoding", flag="--encoding"),
             Field("reference", "Reference", flag="--reference"),
+            Field("key", "Key", flag="--item-key", hint="What the item belongs to, such as a customer."),
             Field("headers", "Headers", "area", "--header", "NAME=VALUE, one per line.", means=_headers, words=_header_words),
             Field("after", "Delay", flag="--after", hint="A duration such as 30s or 5m. Blank = ready at once."),
         ),

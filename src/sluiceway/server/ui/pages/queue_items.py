@@ -8,7 +8,7 @@ from typing import Final
 
 from sluiceway.contract.item_answers import FAILURES_HEADER, failures_before_death
 from sluiceway.server.ui.api import Facts, ProblemError
-from sluiceway.server.ui.pages.item_commands import COPY_OF
+from sluiceway.server.ui.pages.item_commands import COPY_OF, ITEM_TEXTS
 from sluiceway.server.ui.pages.queues import every_queue
 from sluiceway.server.ui.payload import editable, preview, visible, whole
 from sluiceway.server.ui.view import View
@@ -30,11 +30,14 @@ STATES: Final = (("line", "ready or leased"), ("ready", "ready"), ("leased", "le
 SEARCHED: Final = (
     ("kind", "Kind"),
     ("reference", "Reference"),
+    ("key", "Key"),
     ("header", "Header"),
     ("contains", "Payload contains"),
     ("reason", "Reason"),
 )
 """Fields of the search, and their labels."""
+_FLAGS: Final = {"key": "--item-key"}
+"""Options of `sluiceway search` that have another name than the field."""
 ANY: Final = "any"
 
 
@@ -91,7 +94,7 @@ async def _searched(visit: Visit, queue_name: str, wanted: Facts) -> Facts:
     fields |= {"headers": {header.strip(): value if equals else None}} if header else {}
     found = await visit.api.call("queue.search", queue_name=queue_name, states=states, limit=_SHOWN, next=visit.query.get("next"), **fields)
     rows = [_row({**item, "payload": item["bytes"], "created_at": item["enqueued_at"], "max_attempts": 0}) for item in found["items"]]
-    words = [word for name, _ in SEARCHED if name in wanted for word in (f"--{name}", wanted[name])]
+    words = [word for name, _ in SEARCHED if name in wanted for word in (_FLAGS.get(name, f"--{name}"), wanted[name])]
     line = shlex.join(["sluiceway", "search", queue_name, *words, *(("--state", state) if states else ())])
     return {"rows": rows, "next": found["next"], "looked": found["looked_at"], "skipped": found["skipped"], "line": line}
 
@@ -170,7 +173,7 @@ async def _found(visit: Visit, queue_name: str, said: Facts) -> Facts | None:
             is_shown = bool(failures_before_death(item["headers"] or {}))
             own = {name: text for name, text in (item["headers"] or {}).items() if not is_shown or name != FAILURES_HEADER}
             headers = [(visible(name), visible(text)) for name, text in own.items()]
-            texts = {name: visible(item[name] or "") for name in ("kind", "encoding", "reference")}
+            texts = {name: visible(item[name] or "") for name in ITEM_TEXTS}
             facts = {"headers": headers, "payload": whole(item["payload"]), "again": _again(queue_name, item)}
             return {**item, **texts, **facts}
     return None
@@ -182,11 +185,11 @@ def _again(queue_name: str, item: Facts) -> dict[str, str] | None:
     # Headers of its death, of an earlier copy and of a trace are about the old item.
     own = ((name, text) for name, text in (item["headers"] or {}).items() if not name.startswith("sluiceway-"))
     headers = {name: text for name, text in own if name not in (COPY_OF, "traceparent")}
-    texts = [item[name] or "" for name in ("kind", "encoding", "reference")] + [text for pair in headers.items() for text in pair]
+    texts = [item[name] or "" for name in ITEM_TEXTS] + [text for pair in headers.items() for text in pair]
     if payload is None or any(text != text.strip() or not text.isprintable() for text in texts) or any("=" in name for name in headers):
         return None
     lines = [f"{name}={text}" for name, text in {**headers, COPY_OF: item["origin"]}.items()]
-    fields = {name: item[name] for name in ("kind", "encoding", "reference") if item[name]}
+    fields = {name: item[name] for name in ITEM_TEXTS if item[name]}
     return {"queue_name": queue_name, "utf8": payload, **fields, "headers": "\n".join(lines)}
 
 
