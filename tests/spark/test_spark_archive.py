@@ -17,11 +17,12 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import session
 from sluiceway.spark.jobs import Place, Progress, Shape, ingest
-from sluiceway.spark.jobs.archive import archive
+from sluiceway.spark.jobs.archive import _sum_of, archive
 from sluiceway.spark.jobs.archive_files import Location, Manifest, open_archive, read_manifest, verify, write_manifest
 from tests.cli.cli_shell import ARCHIVES, Shell, covering
 from tests.spark.spark_world import Server, kill_group, server, start_child, until
@@ -46,6 +47,7 @@ def fill(world: Server, queue: str, count: int, start: int = 0) -> None:
         numbers = range(first, min(first + 1_000, start + count))
         items = [
             {"bytes": base64.b64encode(b"\xff%d" % n).decode(), "kind": f"kind {n % 3}", "encoding": "raw", "reference": str(n)}
+            | ({"key": f"c-{n % 5}"} if n % 3 else {})
             | ({"headers": {"n": str(n), "a": "é"}} if n % 2 else {})
             for n in numbers
         ]
@@ -57,12 +59,20 @@ def rows(root: Path) -> list[dict[str, Any]]:
 
 
 def produced(root: Path) -> Counter[tuple[object, ...]]:
-    return Counter((row["payload"], row["kind"], row["encoding"], row["reference"], tuple(row["headers"] or ())) for row in rows(root))
+    names = ("payload", "kind", "encoding", "reference", "key")
+    return Counter((*(row[name] for name in names), tuple(row["headers"] or ())) for row in rows(root))
 
 
 def expected(count: int) -> Counter[tuple[object, ...]]:
     def one(n: int) -> tuple[object, ...]:
-        return (b"\xff%d" % n, f"kind {n % 3}", "raw", str(n), (("n", str(n)), ("a", "é")) if n % 2 else ())
+        return (
+            b"\xff%d" % n,
+            f"kind {n % 3}",
+            "raw",
+            str(n),
+            f"c-{n % 5}" if n % 3 else None,
+            (("n", str(n)), ("a", "é")) if n % 2 else (),
+        )
 
     return Counter(one(n) for n in range(count))
 
@@ -92,6 +102,15 @@ def test_an_archive_has_what_was_in_the_queue(spark: SparkSession, world: Server
 
 
 @pytest.mark.slow
+def test_items_without_a_key_have_the_checksum_that_they_had_before_there_were_keys(spark: SparkSession) -> None:
+    """As a batch that an earlier release has written may be looked for."""
+    before = spark.createDataFrame([("1", None, b"x"), ("2", "r", b"y")], "id string, reference string, payload binary")
+    after = before.select("id", "reference", F.lit(None).cast("string").alias("key"), "payload")
+    assert _sum_of(after) == _sum_of(before)
+    assert _sum_of(after.withColumn("key", F.lit("r"))) != _sum_of(before)
+    assert _sum_of(after.withColumn("key", F.col("reference"))) != _sum_of(before)
+
+
 def test_a_batch_is_not_replaced_by_one_with_other_items(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("tampered", partitions=2)
     fill(world, queue, 600)

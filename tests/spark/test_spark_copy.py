@@ -40,7 +40,7 @@ def spark() -> SparkSession:
 def fill(world: Server, queue: str, first: int, end: int) -> None:
     for start in range(first, end, 100):
         numbers = range(start, min(start + 100, end))
-        items = [{"utf8": str(n), "kind": f"kind {n % 3}", "reference": str(n), "headers": {"n": str(n)}} for n in numbers]
+        items = [{"utf8": str(n), "kind": f"kind {n % 3}", "reference": str(n), "key": f"c {n}", "headers": {"n": str(n)}} for n in numbers]
         world.call("/v1/queue.produce", queue_name=queue, items=items)
 
 
@@ -96,7 +96,7 @@ def test_what_drains_goes_to_the_open_partitions(spark: SparkSession, world: Ser
     assert after.keys() == before.keys()
     for reference, item in after.items():
         old = before[reference]
-        assert {name: item[name] for name in ("bytes", "kind")} == {name: old[name] for name in ("bytes", "kind")}
+        assert {name: item[name] for name in ("bytes", "kind", "key")} == {name: old[name] for name in ("bytes", "kind", "key")}
         if old["partition"] in going:
             told = {
                 "sluiceway-origin": old["origin"],

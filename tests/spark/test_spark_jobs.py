@@ -98,10 +98,10 @@ def test_json_lines_stay_as_they_are(spark: SparkSession, world: Server, tmp_pat
     assert items(world, "named")[0]["kind"] == "x"
 
     (tmp_path / "b.jsonl").write_text('{"body": {"n": [1, 2.5]}, "type": "t", "it\'s": 7}\n{"body": "plain", "type": "u", "it\'s": "r"}\n')
-    shape = Shape(payload="body", kind="type", reference="it's")
+    shape = Shape(payload="body", kind="type", reference="it's", key="type")
     ingest(spark, [tmp_path / "b.jsonl"], Place(world.url, world.create("columns")), shape=shape)
-    found = sorted((body(each).decode(), each["kind"], each["reference"]) for each in items(world, "columns"))
-    assert found == [("plain", "u", "r"), ('{"n":[1,2.5]}', "t", "7")]
+    found = sorted((body(each).decode(), each["kind"], each["reference"], each["key"]) for each in items(world, "columns"))
+    assert found == [("plain", "u", "r", "u"), ('{"n":[1,2.5]}', "t", "7", "t")]
     (tmp_path / "c.json").write_text('{\n  "id": 1\n}\n')
     with pytest.raises(SluicewayError, match="one JSON document, not JSON lines"):
         ingest(spark, [tmp_path / "c.json"], Place(world.url, "json"))
@@ -124,12 +124,33 @@ def test_parquet_rows_and_items(spark: SparkSession, world: Server, tmp_path: Pa
     assert [json.loads(each) for each in texts(world, "rows")] == [{"n": 1, "at": "2023-11-14T22:13:20.123456Z", "day": 1}]
 
     headers = pa.array([[("a", "1")], None], pa.map_(pa.utf8(), pa.utf8()))
-    columns = {"payload": [b"\xff", b"text"], "kind": ["k", None], "encoding": [None, "e"], "reference": ["r", None], "extra": [1, 2]}
+    columns = {
+        "payload": [b"\xff", b"text"],
+        "kind": ["k", None],
+        "encoding": [None, "e"],
+        "reference": ["r", None],
+        "key": ["c", None],
+        "extra": [1, 2],
+    }
     pq.write_table(pa.table({**columns, "headers": headers}), tmp_path / "items.parquet")
     ingest(spark, [tmp_path / "items.parquet"], Place(world.url, world.create("items")), shape=Shape(items=True))
-    found = {body(each): (each.get("kind"), each.get("encoding"), each.get("reference")) for each in items(world, "items")}
-    assert found == {b"\xff": ("k", None, "r"), b"text": (None, "e", None)}
+    found = {body(each): (each.get("kind"), each.get("encoding"), each.get("reference"), each.get("key")) for each in items(world, "items")}
+    assert found == {b"\xff": ("k", None, "r", "c"), b"text": (None, "e", None, None)}
     assert [each["headers"] for each in items(world, "items") if body(each) == b"\xff"] == [{"a": "1"}]
+
+
+def test_items_of_files_with_keys_and_of_earlier_ones_without(spark: SparkSession, world: Server, tmp_path: Path) -> None:
+    (tmp_path / "items").mkdir()
+    pq.write_table(pa.table({"payload": [b"old"], "kind": ["k"]}), tmp_path / "items" / "a.parquet")
+    pq.write_table(pa.table({"payload": [b"new"], "kind": ["k"], "key": ["c-7"]}), tmp_path / "items" / "b.parquet")
+    place = Place(world.url, world.create("both"))
+    ingest(spark, [tmp_path / "items"], place, options={"mergeSchema": "true"}, shape=Shape(items=True))
+    assert {body(each): each["key"] for each in items(world, "both")} == {b"old": None, b"new": "c-7"}
+
+
+def test_a_load_without_keys_has_the_id_that_it_had_before_there_were_keys() -> None:
+    assert Shape(payload="body", kind="type", reference="id").as_list() == ["body", "type", "id", None, False]
+    assert Shape(payload="body", key="customer").as_list() == ["body", None, None, None, False, "customer"]
 
 
 def test_what_is_wrong_with_an_ingest_is_told(spark: SparkSession, world: Server, tmp_path: Path) -> None:

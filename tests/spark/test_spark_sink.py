@@ -29,6 +29,7 @@ KINDS = {
     "value": StringType(),
     "kind": StringType(),
     "reference": StringType(),
+    "key": StringType(),
     "headers": MapType(StringType(), StringType()),
     "enqueue_at": TimestampType(),
 }
@@ -133,15 +134,16 @@ def test_a_batch_that_is_repeated_with_other_options_is_known_again_or_refused(w
 
 
 def bad_rows(**others: Any) -> pa.Table:
-    """Nine rows, of which the first and the last are good."""
+    """Eleven rows, of which the first and the last are good."""
     return table(
-        payload=pa.array([b"ok", None, b"x" * ((8 << 20) + 1), b"k", b"r", b"h", b"t", b"n", b"ok too"], pa.binary()),
-        kind=pa.array(["k", None, None, "k" * 2_049, None, None, None, None, None]),
-        reference=pa.array(["r", "row 1", None, None, "ż" * 1_025, None, None, None, "r"]),
+        payload=pa.array([b"ok", None, b"x" * ((8 << 20) + 1), b"k", b"r", b"h", b"t", b"n", b"e", b"l", b"ok too"], pa.binary()),
+        kind=pa.array(["k", None, None, "k" * 2_049, None, None, None, None, None, None, None]),
+        reference=pa.array(["r", "row 1", None, None, "ż" * 1_025, None, None, None, None, None, "r"]),
+        key=pa.array(["c-7", "c-8", None, None, None, None, None, None, "", "ż" * 129, None]),
         headers=pa.array(
-            [[("a", "b")], None, None, None, None, [("a", "b" * 8_192)], None, [("a", None)], []], pa.map_(pa.utf8(), pa.utf8())
+            [[("a", "b")], None, None, None, None, [("a", "b" * 8_192)], None, [("a", None)], None, None, []], pa.map_(pa.utf8(), pa.utf8())
         ),
-        enqueue_at=pa.array([0, None, None, None, None, None, -1, None, None], pa.timestamp("us", "UTC")),
+        enqueue_at=pa.array([0, None, None, None, None, None, -1, None, None, None, None], pa.timestamp("us", "UTC")),
         **others,
     )
 
@@ -156,6 +158,8 @@ def bad_rows(**others: Any) -> pa.Table:
         (5, "headers", "larger than 8,192 bytes"),
         (6, "enqueue_at", "before 1970"),
         (7, "headers", "a header has no value"),
+        (8, "key", "empty"),
+        (9, "key", "longer than 256 bytes"),
     ],
 )
 def test_a_bad_row_ends_the_write_and_is_told(world: Server, task: dict[str, str], row: int, column: str, says: str) -> None:
@@ -175,20 +179,22 @@ def test_bad_rows_go_to_a_queue_of_their_own_once(world: Server, task: dict[str,
     rows = bad_rows()
     writer = batch_sink(world, queue, rows, badRows=bad)
     first = writer.write(iter(rows.to_batches()))
-    assert first == Written(2, 1, 0, bad=7)
+    assert first == Written(2, 1, 0, bad=9)
     # Repeated, with rows that come in other batches, nothing is added.
-    assert writer.write(iter(rows.to_batches(max_chunksize=3))) == Written(2, 1, 1, bad=7)
-    assert [world.count(each, "produced") for each in (queue, bad)] == [2, 7]
+    assert writer.write(iter(rows.to_batches(max_chunksize=3))) == Written(2, 1, 1, bad=9)
+    assert [world.count(each, "produced") for each in (queue, bad)] == [2, 9]
     found = items(world, bad)
     assert [item["headers"]["sluiceway-reason"].partition(":")[0] for item in found] == [
-        "payload", "payload", "kind", "reference", "headers", "enqueue_at", "headers",
+        "payload", "payload", "kind", "reference", "headers", "enqueue_at", "headers", "key", "key",
     ]  # fmt: skip
-    assert [item["headers"]["sluiceway-row"] for item in found] == [f"3/{n}" for n in range(1, 8)]
+    assert [item["headers"]["sluiceway-row"] for item in found] == [f"3/{n}" for n in range(1, 10)]
+    assert [found[at]["key"] for at in (0, 7, 8)] == ["c-8", None, "ż" * 64]
+    assert {item["key"] for item in items(world, queue)} == {"c-7", None}
     assert (found[0]["reference"], found[2]["kind"], found[3]["reference"]) == ("row 1", "k" * 512, "ż" * 512)
     with caplog.at_level(logging.WARNING):
         writer.commit([first, None, first])
         writer.commit([Written(0, 0, 0, bad=1)])
-    assert "w: 14 rows that no queue takes are in the queue for bad rows" in caplog.text
+    assert "w: 18 rows that no queue takes are in the queue for bad rows" in caplog.text
     assert "w: 1 row that no queue takes is in the queue" in caplog.text
 
 

@@ -233,12 +233,14 @@ def test_leased_items_become_rows() -> None:
             "enqueued_at": pa.array([1_000, 2_000], pa.timestamp("ms", "UTC")),
             "payload": pa.array([b"x", b"y"], pa.binary()),
             "origin": pa.array([None, "other.0.7"]),
+            "key": pa.array(["customer-7", None]),
         }
     ).replace_schema_metadata({"sluiceway": json.dumps({"incarnation": "k7f3q2ma"})})
     rows = to_rows(batch, "q", "k7f3q2ma.3.L9", to_arrow_schema(SCHEMA, timezone="UTC")).to_pylist()
     assert [row["id"] for row in rows] == ["k7f3q2ma.3.40", "k7f3q2ma.3.41"]
     assert [row["origin"] for row in rows] == ["k7f3q2ma.3.4", "other.0.7"]
     assert [(row["queue"], row["lease_id"], row["kind"], row["headers"]) for row in rows] == [("q", "k7f3q2ma.3.L9", None, None)] * 2
+    assert [row["key"] for row in rows] == ["customer-7", None]
     assert [row["enqueued_at"].timestamp() for row in rows] == [1, 2]
 
 
@@ -255,7 +257,8 @@ def schema(**columns: object) -> StructType:
         (schema(id=LongType()), "payload"),
         (schema(value=StringType(), payload=BinaryType()), "payload"),
         (schema(value=LongType()), "value"),
-        (schema(value=StringType(), key=StringType()), "key"),
+        (schema(value=StringType(), colour=StringType()), "colour"),
+        (schema(value=StringType(), key=BinaryType()), "key"),
         (schema(value=StringType(), headers=StringType()), "headers"),
         (schema(value=StringType(), enqueue_at=StringType()), "enqueue_at"),
     ],

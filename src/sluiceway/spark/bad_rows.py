@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.kernel.errors import invalid
-from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_ARROW, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_ARROW, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
 from sluiceway.model.chunks import row_bytes
 from sluiceway.model.items import HEADERS, batch_from_rows
 
@@ -27,7 +27,8 @@ _SHOWN = 64 << 10
 _MOST_BYTES = 64 << 20
 """Maximum bytes of a task's bad items: they are kept in memory until its good rows are written."""
 
-_TEXTS = ("kind", "encoding", "reference")
+_TEXTS = {"kind": MAX_TEXT_BYTES, "encoding": MAX_TEXT_BYTES, "reference": MAX_TEXT_BYTES, "key": MAX_KEY_BYTES}
+"""Short texts of an item, and the maximum bytes of each."""
 
 
 class Sieve:
@@ -65,10 +66,10 @@ class Sieve:
         ]
         names = set(batch.schema.names)
         found += [
-            (f"{name}: longer than {MAX_TEXT_BYTES:,} bytes", _longer(batch.column(name), MAX_TEXT_BYTES))
-            for name in _TEXTS
-            if name in names
+            (f"{name}: longer than {most:,} bytes", _longer(batch.column(name), most)) for name, most in _TEXTS.items() if name in names
         ]
+        if "key" in names:
+            found.append(("key: empty; a row without a key has null", pc.equal(batch.column("key"), "").fill_null(False)))
         if "headers" in names:
             found += _of_headers(batch.column("headers").cast(HEADERS))
         if "enqueue_at" in names:
@@ -105,7 +106,9 @@ class Sieve:
         """The item for a bad row. Long values are cut; values that cannot be cut are left out."""
         payload = row[self._body] or b""
         data = payload.encode() if isinstance(payload, str) else bytes(payload)
-        texts = {name: str(row[name])[: MAX_TEXT_BYTES // 4] for name in _TEXTS if row.get(name) is not None}
+        texts = {name: str(row[name])[: most // 4] for name, most in _TEXTS.items() if row.get(name) is not None}
+        if not texts.get("key"):
+            texts.pop("key", None)
         told = [(REASON, reason), (ROW, place)]
         headers = [(name, value) for name, value in row.get("headers") or () if name not in (REASON, ROW)] + told
         if any(value is None for _, value in headers) or _size(headers) > MAX_HEADER_BYTES:

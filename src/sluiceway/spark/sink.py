@@ -42,6 +42,7 @@ _COLUMNS: dict[str, DataType] = {
     "kind": _TEXT,
     "encoding": _TEXT,
     "reference": _TEXT,
+    "key": _TEXT,
     "headers": MapType(_TEXT, _TEXT),
     "enqueue_at": TimestampType(),
 }

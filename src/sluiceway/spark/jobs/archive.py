@@ -154,10 +154,14 @@ def _to_sum(found: Mapping[str, object]) -> _Sum:
 
 
 def _sum_columns(schema: StructType) -> list[Column]:
-    """Columns of the checksum. Nulls do not affect a hash, so each column is accompanied by its null flag."""
+    """Columns of the checksum. Nulls do not affect a hash, so each column is accompanied by its null flag.
+
+    But for the key, which is never empty: items without a key have the checksum that they had before there were keys, in whose archives
+    a batch may be looked for.
+    """
     parts: list[Column] = []
     for field in schema.fields:
         column = F.map_entries(field.name) if isinstance(field.dataType, MapType) else F.col(field.name)
-        parts += [column, column.isNull()]
+        parts += [column] if field.name == "key" else [column, column.isNull()]
     # As decimals: the sum of many hashes overflows a bigint.
     return [F.count(F.lit(1)).alias("items"), F.sum(F.xxhash64(*parts).cast("decimal(20,0)")).alias("hashes")]

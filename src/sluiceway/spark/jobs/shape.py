@@ -21,15 +21,16 @@ JSON_TIMES = {
 """Spark's own formats would cut off the microseconds."""
 
 _CSV = {"header": "true", "multiLine": "true", "escape": '"', "enforceSchema": "false"}
-_ITEM = "payload string, kind string, encoding string, reference string, headers map<string,string>"
-_COLUMNS = ("payload", "kind", "encoding", "reference", "headers", "enqueue_at")
+_ITEM = "payload string, kind string, encoding string, reference string, key string, headers map<string,string>"
+_COLUMNS = ("payload", "kind", "encoding", "reference", "key", "headers", "enqueue_at")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Mapping of a row's parts to an item's; by default the payload is the row as JSON, or the unchanged line.
 
-    `payload`, `kind` and `reference` name columns; `every_kind` is the kind of all items. `items`: the rows have an item's own columns.
+    `payload`, `kind`, `reference` and `key` name columns; `every_kind` is the kind of all items. `items`: the rows have an item's own
+    columns.
     """
 
     payload: str | None = None
@@ -37,10 +38,11 @@ class Shape:
     reference: str | None = None
     every_kind: str | None = None
     items: bool = False
+    key: str | None = None
 
     def check(self, format: str, with_options: bool) -> None:
         """Raises `invalid_request` for contradictory settings."""
-        named = self.payload or self.kind or self.reference
+        named = self.payload or self.kind or self.reference or self.key
         if self.kind and self.every_kind:
             raise invalid("kind", "give one kind for all items, or the column with the kind, not both")
         if self.items and (named or self.every_kind):
@@ -50,7 +52,9 @@ class Shape:
 
     def as_list(self) -> list[object]:
         """The fields that decide the items, for a write id."""
-        return list(astuple(self))
+        fields = list(astuple(self))
+        # Without a key as before there were keys: an ingest that is run again then adds nothing.
+        return fields if self.key else fields[:-1]
 
 
 def reader_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -83,15 +87,15 @@ def column(frame: DataFrame, name: str) -> Column:
     return frame["`{}`".format(name.replace("`", "``"))]
 
 
-def _item(payload: Column, kind: Column | None, reference: Column | None) -> list[Column]:
-    optional = {"kind": kind, "reference": reference}
+def _item(payload: Column, kind: Column | None, reference: Column | None, key: Column | None) -> list[Column]:
+    optional = {"kind": kind, "reference": reference, "key": key}
     return [payload.alias("payload"), *(each.alias(name) for name, each in optional.items() if each is not None)]
 
 
 def _lines(lines: DataFrame, shape: Shape) -> DataFrame:
     # As bytes: a line need not be valid text.
     kind = None if shape.every_kind is None else F.lit(shape.every_kind)
-    return lines.select(*_item(F.col("value").cast("binary"), kind, None))
+    return lines.select(*_item(F.col("value").cast("binary"), kind, None, None))
 
 
 def _json_lines(lines: DataFrame, shape: Shape) -> DataFrame:
@@ -102,7 +106,7 @@ def _json_lines(lines: DataFrame, shape: Shape) -> DataFrame:
     kind = _member(shape.kind) if shape.every_kind is None else F.lit(shape.every_kind)
     payload = F.col("value").cast("binary") if shape.payload is None else _member(shape.payload)
     assert payload is not None
-    return lines.select(*_item(payload, kind, _member(shape.reference)))
+    return lines.select(*_item(payload, kind, _member(shape.reference), _member(shape.key)))
 
 
 def _member(name: str | None) -> Column | None:
@@ -129,7 +133,8 @@ def _rows(rows: DataFrame, shape: Shape) -> DataFrame:
         payload = column(rows, shape.payload)
         if not isinstance(rows.schema[shape.payload].dataType, BinaryType):
             payload = payload.cast("string")
-    return rows.select(*_item(payload, text(shape.kind) if shape.every_kind is None else F.lit(shape.every_kind), text(shape.reference)))
+    kind = text(shape.kind) if shape.every_kind is None else F.lit(shape.every_kind)
+    return rows.select(*_item(payload, kind, text(shape.reference), text(shape.key)))
 
 
 def _items(rows: DataFrame) -> DataFrame:
