@@ -123,8 +123,8 @@ def test_what_all_items_of_a_call_are_given(shell: Shell) -> None:
     assert re.search(r"(?m)^id +attempt +payload +state +key *\n.* keyed +ready +c-8 *$", found)
     (keyed,) = shell.json("search", shell.queue, "--item-key", "c-8")
     assert re.search(r"(?m)^key +c-8 *$", shell.says("show", shell.queue, keyed["id"]))
-    for line, wrong in ((b"no JSON", "is not a JSON object"), (b"[1]", "is not a JSON object"), (b'{"customer":7}', "is not a text")):
-        assert wrong in shell.ends("produce", shell.queue, "-", "--item-key-field", "customer", stdin=line)[2]
+    for line, refusal in ((b"no JSON", "is not a JSON object"), (b"[1]", "is not a JSON object"), (b'{"customer":7}', "is not a text")):
+        assert refusal in shell.ends("produce", shell.queue, "-", "--item-key-field", "customer", stdin=line)[2]
     shell.says("queue", "clear", shell.queue, "--yes")
     shell.says("produce", shell.queue, "x", "y")
     for when in (("--after", "1h"), ("--at", f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%dT%H:%M:%SZ}")):
