@@ -28,7 +28,12 @@ PAYLOAD = "x" * 200
 
 
 def blob_of(count: int) -> tuple[pa.RecordBatch, int]:
-    return narrow(batch_from_rows([{"payload": f"{row}".encode(), "kind": "k" if row % 3 else None} for row in range(count)]))
+    rows = range(count)
+    return narrow(
+        batch_from_rows(
+            [{"payload": f"{row}".encode(), "kind": "k" if row % 3 else None, "key": f"c-{row}" if row % 2 else None} for row in rows]
+        )
+    )
 
 
 # ---- the form of a compacted blob -----------------------------------------------------------------------------
