@@ -156,8 +156,8 @@ def _to_sum(found: Mapping[str, object]) -> _Sum:
 def _sum_columns(schema: StructType) -> list[Column]:
     """Columns of the checksum. Nulls do not affect a hash, so each column is accompanied by its null flag.
 
-    But for the key, which is never empty: items without a key have the checksum that they had before there were keys, in whose archives
-    a batch may be looked for.
+    Except for `key`, which is never empty: without a flag, items without a key have the checksum of earlier releases, which had no keys.
+    An upgraded job compares it with the manifest of a batch that was interrupted before.
     """
     parts: list[Column] = []
     for field in schema.fields:
