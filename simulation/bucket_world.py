@@ -67,6 +67,8 @@ class Line:
         """The cycle of each number, as far as any state has shown or an answer has said."""
         self.acknowledged: dict[int, str] = {}
         self.refused: set[str] = set()
+        self.versions: dict[int, list[str]] = {}
+        """The labels of each blob, in the order in which they were written."""
         self.least: Least | None = None
         """The acknowledged state of the last opening: no storage may be older."""
 
@@ -255,6 +257,7 @@ class BucketWorld:
         live = sorted(key for kind, key in snapshot.records if kind is RecordKind.BLOB)
         if self.random.random() < 0.7:
             changes.blobs[txn] = self._blob(label)
+            line.versions.setdefault(txn, []).append(label)
             changes.puts[RecordKind.BLOB, str(txn)] = label.encode()
         if live and self.random.random() < 0.5:
             gone = self.random.choice(live)
@@ -263,6 +266,7 @@ class BucketWorld:
         elif live and self.random.random() < 0.2:
             kept = self.random.choice(live)
             changes.compacted_blobs = {int(kept): self._blob(f"{label} again")}
+            line.versions[int(kept)].append(f"{label} again")
             changes.puts[RecordKind.BLOB, kept] = f"{label} again".encode()
         patience = self.random.choice([0.05, 0.3]) if name != "last" and self.random.random() < 0.03 else None
         try:
@@ -295,12 +299,14 @@ class BucketWorld:
         try:
             found = await store.read(line.ref, numbers)
         except (StoreUnavailableError, DamagedError) as error:
-            # A former owner's store may not know that it is one: what it misses, the present one has dropped.
+            # A former owner's store may not know that it is one: what it misses, the present one has dropped. What it reads may be newer.
             self.note("not read:", error)
             check(not every, f"blobs cannot be read: {error}")
             return
         for number, data in found.items():
-            check(data == self.blobs[wanted[number]], f"blob {number} is not that of {wanted[number]}")
+            versions = line.versions[number]
+            later = versions[versions.index(wanted[number]) :]
+            check(data in [self.blobs[label] for label in later], f"blob {number} is not that of {wanted[number]}")
         check(not every or found.keys() == wanted.keys(), "blobs are missing")
 
     # ---- what must hold ---------------------------------------------------------------------------------------

@@ -11,12 +11,14 @@ import pyarrow as pa
 from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.partition.compaction import compactions, open_rows
+from sluiceway.core.partition.key_flows import KeyFlows
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import load, open_slices, ready_slices
 from sluiceway.core.partition.records import LeaseState, unpack_blob, unpack_due, unpack_extent
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import Changes, RecordKey, RecordKind, Snapshot
+from sluiceway.model.item_keys import NO_KEY
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.leased_items import Slice, take_rows
 from sluiceway.model.requests import DONE, Disposition, Offsets, ProduceKey, Settled
@@ -33,6 +35,7 @@ class Row(NamedTuple):
     payload: bytes
     enqueue_at: Millis | None = None
     kind: str | None = None
+    key: str | None = None
 
 
 def rows_of(*payloads: str) -> list[Row]:
@@ -47,8 +50,9 @@ def either_form(rows: Sequence[Row]) -> Rows:
     """The rows in columns, or (an odd number of those that come by their values at all) by their values."""
     if len(rows) % 2 == 0 or any(row.enqueue_at is not None for row in rows):
         return batch_of(rows)
-    kinds = [row.kind for row in rows]
-    return SmallBatch([row.payload for row in rows], {"kind": kinds} if any(kinds) else {}, sum(len(row.payload) + 4 for row in rows))
+    columns = {"kind": [row.kind for row in rows], "key": [row.key for row in rows]}
+    others = {name: values for name, values in columns.items() if any(values)}
+    return SmallBatch([row.payload for row in rows], others, sum(len(row.payload) + 4 for row in rows))
 
 
 def array_of(offsets: Iterable[int]) -> Offsets:
@@ -210,7 +214,7 @@ def picture(machine: Partition) -> dict[str, Any]:
         "open": {number: [_plain(piece) for piece in open_slices(lease)] for number, lease in leases.items()},
         "staged": {number: list(lease.staged.items()) for number, lease in leases.items()},
         "dues": {
-            number: (due.due_at, due.blob.number, due.rows, due.attempts, due.expires_at, due.max_lease_size)
+            number: (due.due_at, due.blob.number, due.rows, due.attempts, due.expires_at, due.max_lease_size, due.is_back)
             for number, due in machine.log.dues.items()
         },
         "blobs": {
@@ -224,7 +228,27 @@ def picture(machine: Partition) -> dict[str, Any]:
         "failures of transfers": {number: lease.failures for number, lease in leases.items()},
         "timer": machine.next_timer(),
         "starts": machine.spans.starts,
+        "flows": None if machine.log.flows is None else _flows(machine.log.flows),
     }
+
+
+def _flows(flows: KeyFlows) -> dict[int, tuple[int, int, int, list[int]]]:
+    """Of each key: how many wait, are in flight, and can be served; and the offsets of those that wait, in order."""
+    found = {}
+    for key, number in flows._numbers.items():
+        offsets: list[int] = []
+        segment = flows._first[number]
+        while segment >= 0:
+            extent, at, count = flows._extents[segment], flows._at[segment], flows._count[segment]
+            assert extent is not None
+            offsets += [extent.first + position for position in range(at, at + count) if position not in extent.gone]
+            segment = flows._next[segment]
+        waiting, flight, can = flows._waiting[number], flows._flight[number], flows._can[number]
+        assert len(offsets) == waiting
+        if waiting or flight:
+            found[key] = waiting, flight, can, offsets if flows.rules.order and key != NO_KEY else sorted(offsets)
+    assert flows.servable == sum(can for _, _, can, _ in found.values())
+    return found
 
 
 def _plain(piece: Slice) -> tuple[int, list[int], list[int], int, Millis]:

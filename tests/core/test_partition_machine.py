@@ -13,6 +13,7 @@ from sluiceway.contract.item_answers import BrowseState
 from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.partition import closed_leases
 from sluiceway.core.partition.item_listing import after, from_place, in_line, scheduled, waiting_among, why_left
+from sluiceway.core.partition.key_flows import KeyRules
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import explain, lives_of, open_slices
 from sluiceway.core.partition.records import LeaseState
@@ -52,6 +53,8 @@ RULES = st.builds(
     st.none() | st.sampled_from([RetryBackoff(0, 0), RetryBackoff(5, 12), RetryBackoff(1, 1_000)]),
     st.sampled_from([None, "d1", "d2"]),
     st.none(),
+    # By key: test_key_order.py.
+    st.just(KeyRules()),
 )
 CLIENTS = st.sampled_from([None, None, "c", "d"])
 LIVES = st.builds(

@@ -80,6 +80,8 @@ def _option(setting: Setting, is_new: bool) -> Callable[[Callable[..., T]], Call
         return click.option(flag, type=WholeNumber(0), help=help)
     if kind == "breaker":
         return click.option(flag, metavar="RATE[:FAILURES]", callback=_breaker, help=help)
+    if kind == "by key":
+        return click.option(flag, type=click.Choice(["key"]), help=help)
     if kind == "logical queues":
         return click.option(flag, metavar="NUMBER|auto", callback=_logical_queues, help=help)
     return click.option(flag, metavar="QUEUE" if kind == "queue" else "TEXT", help=help)

@@ -64,8 +64,11 @@ class Batch(Generic[F]):
         if error is not None:
             raise error
         assert self.produced is not None, "the batch has not ended"
+        at -= sum(1 for refused in self.refused if refused < at)
+        if self.produced.item_ids is not None:
+            return self.produced.item_ids[at]
         place, _, first = self.produced.first_id.rpartition(".")
-        return f"{place}.{int(first) + at - sum(1 for refused in self.refused if refused < at)}"
+        return f"{place}.{int(first) + at}"
 
     def unheard(self) -> Exception | None:
         """The error of a failed item whose result the caller has not asked for; None: there is none."""

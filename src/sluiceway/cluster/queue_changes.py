@@ -132,6 +132,7 @@ class QueueChanges:
             raise invalid("dead_queue", "a queue cannot be its own dead queue")
         if dead_queue not in self._catalog:
             raise invalid("dead_queue", f"there is no queue {dead_queue!r}; create it first")
+        _check_keys(self._catalog.get(dead_queue), {dead_queue}, "dead_queue")
         following: str | None = dead_queue
         while following is not None and (record := self._catalog.find(following)) is not None:
             following = record.dead_queue
@@ -202,6 +203,10 @@ class QueueChanges:
             raise invalid("lease_timeout", "longer than max_lease_timeout")
         if changed.dead_queue is not None and changed.dead_queue != record.dead_queue:
             self._check_dead_queue(queue_name, changed.dead_queue)
+        field = "order" if changed.order is not None else "key_concurrency"
+        _check_keys(changed, {each.dead_queue for each in self._catalog}, field)
+        if changed.keeps_keys_together and not record.keeps_keys_together and record.rebalance is not None:
+            raise SluicewayError("rebalance_open", f"a rebalance of {queue_name!r} is open, which would not keep its keys together", field)
         entry = self._audit.entry(action, by, queue_name, changes(record, changed))
         return changed, await self._catalog.put(changed, dict([entry]), self._limiting(record, changed))
 
@@ -358,6 +363,12 @@ class QueueChanges:
             except MetaUnknownError as error:
                 raise SluicewayError("outcome_unknown", f"the meta store did not confirm the change: {error}") from error
         return not left
+
+
+def _check_keys(record: QueueRecord, dead_queues: Collection[str | None], field: str) -> None:
+    """A transfer to a dead queue may be taken back, which only one partition can answer."""
+    if record.keeps_keys_together and record.queue_name in dead_queues:
+        raise invalid(field, f"{record.queue_name!r} is a dead queue, so it can have neither `order` nor `key_concurrency`")
 
 
 def _check_empty(record: QueueRecord, left: Sequence[RemainingItems | SluicewayError]) -> None:

@@ -72,6 +72,10 @@ class Rebalancing:
         if record.rebalance is not None:
             detail = f"rebalance {record.rebalance} of queue {record.queue_name!r} is open"
             raise SluicewayError("rebalance_open", detail, "queue_name")
+        if record.keeps_keys_together:
+            field = "order" if record.order is not None else "key_concurrency"
+            detail = f"queue {record.queue_name!r} has `{field}`, so all items of a key are in one partition; it cannot be rebalanced yet"
+            raise invalid("queue_name", detail)
         made = plan(record, len(record.partitions) if requested is None else requested, self._backends.affinities())
         said_of = msgspec.json.encode((record.incarnation, record.given, record.partitions, made))
         return hashlib.sha256(said_of).hexdigest()[:16], made

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from sluiceway.adapters import system
+from sluiceway.cluster import produce_by_key
 from sluiceway.cluster.meta_watch import MetaWatch
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.cluster.request_context import REQUEST_ID, note
@@ -41,6 +42,7 @@ from sluiceway.model.inspection import (
     SearchedPage,
     SearchedQueue,
 )
+from sluiceway.model.item_keys import has_keys
 from sluiceway.model.peers import (
     Ask,
     Close,
@@ -253,6 +255,8 @@ class Router:
 
     async def produce(self, record: QueueRecord, request: Produce) -> Produced:
         share, key = self.share(record), request.key
+        if share.record.keeps_keys_together and not request.is_part and not request.lives and has_keys(request.batch):
+            return await self._produce_by_key(record, share, request)
         if request.partition is not None:
             done: Produced = await self.owner_of(record, request.partition, request, repeats=key is not None)
         elif self._ownership.is_alone:
@@ -263,6 +267,17 @@ class Router:
         else:
             done = await self._produce_anywhere(record, share, request)
         return done
+
+    async def _produce_by_key(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
+        """Store the items where their keys are at home."""
+        parts = produce_by_key.parts_of(share.record, request)
+        if request.partition is not None and any(part.partition != request.partition for _, part in parts):
+            raise invalid(
+                "partition", f"keys of these items belong to other partitions of {record.queue_name!r}, which keeps keys together"
+            )
+        asked = [self.owner_of(record, each.place, part, repeats=request.key is not None) for each, part in parts]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        return produce_by_key.together([each for each, _ in parts], outcomes, request)
 
     async def _produce_anywhere(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
         deadline = system.now() + request.request_timeout

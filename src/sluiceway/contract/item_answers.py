@@ -29,17 +29,22 @@ BrowseState = Literal["ready", "leased", "scheduled"]
 
 
 class Produced(Answer, frozen=True, kw_only=True):
-    """The items are stored durably, in one partition."""
+    """The items are stored durably, in one partition unless the queue keeps keys together."""
 
     queue_name: QueueName
-    partition: int
-    first_id: Annotated[ItemIdText, about("Id of the first item. The offsets of the others follow without a gap.")]
+    partition: Annotated[int, about("Partition of the first item.")]
+    first_id: Annotated[ItemIdText, about("Id of the first item. Without `item_ids`, the offsets of the others follow without a gap.")]
     count: Annotated[int, about("Number of items.")]
     deduplicated: Annotated[bool, about("Whether an earlier call with the same key stored them.")] = False
+    item_ids: Annotated[
+        list[ItemIdText] | None, about("The ids, in the order of the call, where a queue with `order` or `key_concurrency` divided it.")
+    ] = None
 
     @property
     def ids(self) -> list[str]:
         """The ids of the items, in the order in which they were given; made when asked for."""
+        if self.item_ids is not None:
+            return self.item_ids
         place, _, offset = self.first_id.rpartition(".")
         first = int(offset)
         return [f"{place}.{first + n}" for n in range(self.count)]

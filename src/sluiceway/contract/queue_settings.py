@@ -95,7 +95,7 @@ def read_circuit_breaker(text: str) -> CircuitBreaker:
 
 # -- how a setting is written -----------------------------------------------------------------------------------------
 
-Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "text"]
+Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "by key", "text"]
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,7 @@ _QUEUE: Final = Form("queue", QueueName, check_queue_name)
 _BACKOFF: Final = Form("backoff", BackoffFields, _read_backoff, _write_backoff)
 _BREAKER: Final = Form("breaker", CircuitBreakerFields, _check_breaker)
 _LOGICAL: Final = Form("logical queues", LogicalQueueCount | Literal["auto"], lambda value, _: value)
+_BY_KEY: Final = Form("by key", Literal["key"], lambda value, _: value)
 _TEXT: Final = Form("text", ShortText, check_text)
 
 
@@ -268,6 +269,22 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="one on each instance",
         ),
     ] = None
+    order: Annotated[
+        Literal["key"] | None,
+        _setting(
+            "Order",
+            "key: the items of a key are delivered in order, the next ones only when those before are settled.",
+            _BY_KEY,
+            unset="none, the oldest first",
+        ),
+    ] = None
+    fair: Annotated[
+        Literal["key"] | None,
+        _setting("Fairness", "key: keys whose items wait are served in turn.", _BY_KEY, unset="none"),
+    ] = None
+    key_concurrency: Annotated[
+        int, _setting("Concurrency of a key", "Items of a key that may be leased at once.", _COUNT, unset="no limit")
+    ] = 0
     reference: Annotated[str, _setting("Reference", "Free text, 2,048 bytes at most.", _TEXT, unset="none")] = ""
 
     def settings(self) -> dict[str, Any]:
@@ -322,6 +339,9 @@ class Settings(TypedDict, total=False):
     write_timeout: _Time
     target_age: _Time
     logical_queues: LogicalQueues
+    order: Literal["key"] | None
+    fair: Literal["key"] | None
+    key_concurrency: int | None
     reference: str | None
 
 
@@ -359,6 +379,9 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     write_timeout: Duration | None = None
     target_age: Duration = "0s"
     logical_queues: LogicalQueueCount | Literal["auto"] | None = None
+    order: Literal["key"] | None = None
+    fair: Literal["key"] | None = None
+    key_concurrency: int = 0
     reference: str = ""
     paused: Annotated[list[Annotated[str, one_of(Verb)]], about("The verbs that are paused.")] = []
     requested_partitions: Annotated[int, about("Number of partitions, without draining ones.")]

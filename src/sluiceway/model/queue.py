@@ -50,6 +50,11 @@ class QueueRecord(QueueSettings, frozen=True):
         """Number of partition numbers ever given: the numbers below it are, or were, partitions."""
         return self.next_partition or 1 + max(each.partition for each in self.partitions)
 
+    @property
+    def keeps_keys_together(self) -> bool:
+        """Whether all items of a key are in one partition, since they are in order, or limited."""
+        return self.order is not None or self.key_concurrency > 0
+
     def partition(self, number: int) -> PartitionRecord | None:
         """Return the partition of that number; None if it does not exist."""
         return next((each for each in self.partitions if each.partition == number), None)

@@ -75,6 +75,8 @@ class Produce:
     Without `partition` the queue chooses one. Two kinds have a partition and a key. Moved items have `lives` for all of their rows: their
     key is one of MOVE_GROUP, which that partition remembers whatever its slots are. A produce without `lives` comes from the owner of its
     key's home, whose intent names that partition (ADR 34): `Produced` with 0 items means that the partition has refused the key for good.
+
+    `is_part`: these are the rows of a call whose keys are at home in that partition (ADR 53), which remembers the idempotency key itself.
     """
 
     batch: pa.RecordBatch
@@ -82,6 +84,7 @@ class Produce:
     key: ProduceKey | None = None
     partition: int | None = None
     lives: tuple[MovedItem, ...] = ()
+    is_part: bool = False
 
 
 class Produced(NamedTuple):
@@ -93,13 +96,21 @@ class Produced(NamedTuple):
     deduplicated: bool
 
 
+class ProducedByKey(Produced):
+    """The same of a call that was divided by its items' keys: these are the first item's partition and offset. `places`: those of each
+    item, in the order of the call."""
+
+    places: tuple[tuple[int, int], ...] = ()
+
+
 @dataclass(slots=True)
 class Lease:
     """Lease up to `batch_size` items from up to `max_partitions` partitions, waiting up to `request_timeout` ms for the first.
 
     `partition`: lease from that one only; the lease key, too, is looked up only there. `after`, the number of a lease of that partition:
     refuse as `stale_ids` if a later lease of the client was completed there, as far as that is remembered. `before`: by partition, the
-    offset before which items may be leased; other partitions give none.
+    offset before which items may be leased; other partitions give none. `runs`: in a queue with `order`, a lease may have several items of
+    a key, since its client handles them in order; otherwise it has one of each.
     """
 
     client_id: str
@@ -111,6 +122,7 @@ class Lease:
     partition: int | None = None
     after: int | None = None
     before: Mapping[int, int] | None = None
+    runs: bool = False
 
 
 class LeaseInfo(NamedTuple):

@@ -42,6 +42,8 @@ _CALLS: Final = {
     "LeaseCall.partition": "Lease from this partition only; null: from any.",
     "after_lease": "Fail with `stale_ids` if this client has already completed a later lease of this partition.",
     "before_offsets": "Offsets by partition. Only items before them are leased, none from other partitions. Null: no limit.",
+    "runs": "Whether a lease may have several items of a key, in a queue with `order`; then handle them in order, and none after one that "
+    "fails. Otherwise a lease has one item of each key.",
     "lease_key": "A repeated call with the same key returns the leases of the first call.",
     "payload": "Whether the answer has the items, or only the leases.",
     "BrowseCall.payload": "Whether the answer has the payloads.",

@@ -28,6 +28,7 @@ from sluiceway.model.requests import (
     Leased,
     LeaseInfo,
     Produced,
+    ProducedByKey,
     Redriven,
     Settled,
 )
@@ -110,8 +111,11 @@ def _open(record: QueueRecord, rebalances: Mapping[str, Rebalance]) -> OpenRebal
 
 
 def produced(record: QueueRecord, answer: Produced) -> bytes:
-    """The answer of `queue.produce` as JSON: the partition, the first id and the number of items."""
+    """The answer of `queue.produce` as JSON: the partition, the first id and the number of items, and all ids if they do not follow it."""
     first_id = str(ItemId(record.incarnation, answer.partition, answer.first_offset))
+    ids = None
+    if isinstance(answer, ProducedByKey):
+        ids = [f"{record.incarnation}.{partition}.{offset}" for partition, offset in answer.places]
     return encode(
         items.Produced(
             queue_name=record.queue_name,
@@ -119,6 +123,7 @@ def produced(record: QueueRecord, answer: Produced) -> bytes:
             first_id=first_id,
             count=answer.items,
             deduplicated=answer.deduplicated,
+            item_ids=ids,
         )
     )
 

@@ -189,6 +189,7 @@ class LeaseCall(Call):
     partition: PartitionNumber | None = None
     after_lease: LeaseIdText | None = None
     before_offsets: Annotated[dict[PartitionNumber, Natural], Meta(max_length=MAX_PARTITIONS)] | None = None
+    runs: bool = False
     complete: Completion | None = None
 
     def request(self, record: QueueRecord) -> Lease:
@@ -213,6 +214,7 @@ class LeaseCall(Call):
             self.partition,
             self._after(record),
             self.before_offsets,
+            self.runs,
         )
 
     def _after(self, record: QueueRecord) -> int | None:

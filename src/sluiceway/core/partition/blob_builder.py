@@ -9,9 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluiceway.core.partition.dead_reasons import may_have_died, reason_groups
+from sluiceway.core.partition.key_runs import KeyRuns
 from sluiceway.core.partition.records import Blob
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BLOB_BYTES
+from sluiceway.model.item_keys import has_keys, key_runs
 from sluiceway.model.items import encode_blob, narrow, widen
 from sluiceway.model.requests import Offsets
 from sluiceway.model.small_batch import Rows, SmallBatch, in_columns, join
@@ -31,6 +33,9 @@ class Forming:
         """Add the rows; returns the row number of the first."""
         stored, columns = (batch, batch.columns) if isinstance(batch, SmallBatch) else narrow(batch)
         row = self.blob.rows
+        if self.blob.keys is not None or has_keys(stored):
+            self.blob.keys = self.blob.keys or KeyRuns()
+            self.blob.keys.add(key_runs(stored), row)
         self._pieces.append(stored)
         self.blob.rows += stored.num_rows
         self.blob.columns |= columns

@@ -43,6 +43,12 @@ def home_of_name(record: QueueRecord, name: str) -> int:
     return numbers[slot_of_name(name, len(numbers))]
 
 
+def home_of_key(record: QueueRecord, key: str) -> int:
+    """The partition with the items of that key, in a queue that keeps them together; MOVING: none at the moment."""
+    slots = slots_of(record)
+    return slots[zlib.crc32(key.encode()) % len(slots)]
+
+
 def slots_of(record: QueueRecord) -> tuple[int, ...]:
     """The home of each slot; for a queue without recorded slots, the homes in effect."""
     if record.slots:

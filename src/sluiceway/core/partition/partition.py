@@ -22,6 +22,7 @@ from sluiceway.core.partition.blob_builder import due_times
 from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.closed_leases import ClosedLeases
 from sluiceway.core.partition.idempotency_keys import KeyMemory, KeyResult
+from sluiceway.core.partition.key_flows import KeyRules, Taking, behind_in_flows
 from sluiceway.core.partition.lease_spans import Spans
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.records import (
@@ -87,9 +88,10 @@ class Partition:
         self.transfers = TransferTable(self.log)
         self.keys = KeyMemory()
         self.admission = Admission(self.log, self.keys)
+        self.leases: dict[int, LeaseState] = {}
+        self._key_rules = KeyRules()
         self.follow(Rules(max_attempts, keeps_dead))
         self.txn = 0
-        self.leases: dict[int, LeaseState] = {}
         self.leased_count = 0
         self.deadlines: list[tuple[Millis, int]] = []
         self.ticked = 0
@@ -106,7 +108,15 @@ class Partition:
 
     def follow(self, rules: Rules) -> None:
         """Follow these rules from now on. Earlier decisions stand."""
-        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue, self.circuit = rules
+        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue, self.circuit, keys = rules
+        if keys != self._key_rules:
+            self._key_rules = keys
+            self.log.follow_keys(keys, self.leases.values())
+
+    @property
+    def servable(self) -> int:
+        """Items that may be leased now."""
+        return self.log.servable
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
@@ -199,20 +209,22 @@ class Partition:
         room: float = MAX_LEASE_BYTES,
         at_least_one: bool = True,
         before: int | None = None,
+        runs: bool = False,
     ) -> LeaseState | None:
-        """Lease up to `want` ready items, oldest first, as one lease; fewer if `room` bytes hold no more. None if there are none.
+        """Lease up to `want` ready items as one lease, the oldest, or by key; fewer if `room` bytes hold no more. None if there are none.
 
-        With `before`, only items at lower offsets.
+        With `before`, only items at lower offsets; with `runs`, several of a key that are in order.
         """
-        log = self.log
-        parts, count, nbytes = log.take(want, room, at_least_one, now, before)
+        log, taking = self.log, Taking(want, room, at_least_one, now, before, runs)
+        parts = log.take(taking)
         if not parts:
             return None
+        count = taking.count
         log.record_time(now)
         log.header.lease_number += 1
         log.header.leased += count
         self.leased_count += count
-        lease = LeaseState(log.header.lease_number, parts, count, client_id, deadline, lease_key, nbytes=nbytes)
+        lease = LeaseState(log.header.lease_number, parts, count, client_id, deadline, lease_key, nbytes=taking.nbytes)
         if lease_key is not None and (name := (client_id, lease_key)) not in self.by_key:
             self._left_keys.discard(name) if name in self._left_keys else self._fresh_keys.add(name)
         self._enter(lease)
@@ -356,6 +368,8 @@ class Partition:
         if self.circuit is not None:
             _report(self.circuit, disposition, len(positions), lease.probe)
         stays = positions
+        is_back = disposition.verdict in ("retry", "release")
+        behind = behind_in_flows(lease, positions) if is_back and self._key_rules.order else BitMap()
         if disposition.verdict in ("retry", "dead"):
             _, _, _, reason, trace, host, handler_time = disposition
             self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, reason, trace, host, handler_time))
@@ -381,11 +395,16 @@ class Partition:
                 lease.tell("retried", stays)
         result.count(disposition.verdict, len(stays))
         self._close(lease, positions)
+        if behind:
+            # They must not be handled before what is in front of them again.
+            self._settle(lease, behind, RELEASE, now, Settled())
 
     def _close(self, lease: LeaseState, positions: BitMap) -> None:
         """Close the positions in this lease; wherever their rows went, they are already counted there."""
         lease.settled |= positions
         self.leased_count -= len(positions)
+        if self.log.flows is not None:
+            self.log.flows.settled(lease, positions)
         self.log.close_leased(lease, positions)
         self.log.touch(RecordKind.LEASE, lease.number)
 
@@ -441,7 +460,7 @@ class Partition:
         """Append the gathered rows: adjacent rows of a blob with equal attributes form one extent, across leases."""
         for (_, attempts, expires_at, max_lease_size, due_at), (blob, rows) in back.items():
             if due_at > now:
-                self.log.schedule(blob, rows, attempts, min(due_at, expires_at or due_at), expires_at, max_lease_size)
+                self.log.schedule(blob, rows, attempts, min(due_at, expires_at or due_at), expires_at, max_lease_size, is_back=True)
             else:
                 self.log.append_rows(blob, rows, attempts, expires_at, max_lease_size)
             blob.open -= len(rows)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.partition.circuit_breaker import Circuit
+from sluiceway.core.partition.key_flows import KeyRules
 from sluiceway.kernel.clock import Millis
 
 
@@ -22,3 +23,4 @@ class Rules(NamedTuple):
     backoff: RetryBackoff | None = None
     dead_queue: str | None = None
     circuit: Circuit | None = None
+    keys: KeyRules = KeyRules()

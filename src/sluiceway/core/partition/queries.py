@@ -13,6 +13,7 @@ from pyroaring import BitMap
 from sluiceway.contract.queue_stats import COUNTERS, PartitionStats
 from sluiceway.core.partition.closed_leases import unknown_extent
 from sluiceway.core.partition.compaction import open_rows
+from sluiceway.core.partition.key_runs import KeyRuns
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import (
     EXPIRED_READY,
@@ -228,7 +229,14 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
     for number, data in records[RecordKind.BLOB]:
         blob = unpack_blob(data)
         partition.log.blobs[number] = Blob(
-            number, blob.rows, blob.columns, blob.written_at, blob.nbytes, kept=blob.kept, reasons=blob.reasons
+            number,
+            blob.rows,
+            blob.columns,
+            blob.written_at,
+            blob.nbytes,
+            kept=blob.kept,
+            reasons=blob.reasons,
+            keys=KeyRuns(blob.keys) if blob.keys else None,
         )
     _load_line(partition, sorted(records[RecordKind.EXTENT]))
     firsts = list(partition.log.extents)
@@ -240,7 +248,7 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
         due = unpack_due(data)
         rows = unpack_bits(due.rows)
         blob_of = partition.log.blobs[due.blob]
-        partition.log.dues[number] = Due(number, due.due_at, blob_of, rows, due.attempts, due.expires_at, due.max_lease_size)
+        partition.log.dues[number] = Due(number, due.due_at, blob_of, rows, due.attempts, due.expires_at, due.max_lease_size, due.is_back)
         blob_of.open += len(rows)
         partition.log.scheduled_count += len(rows)
         heapq.heappush(partition.log.due_times, (due.due_at, number))

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from pyroaring import BitMap
 
+from sluiceway.core.partition.key_runs import KeyRuns
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Disposition, Offsets
 
@@ -54,7 +55,7 @@ class Blob:
     """A batch of rows, numbered by the first offset given to its first row. `open` counts the rows not settled yet.
 
     A blob with `pins` stays even when all rows are settled. A compacted blob is stored with only `kept` rows (0: all), and `nbytes` is
-    their size. `reasons`: why its rows died, where they did.
+    their size. `reasons`: why its rows died, where they did. `keys`: which rows have which key; None: none has one.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Blob:
     pins: int = 0
     kept: int = 0
     reasons: tuple[ReasonGroup, ...] = ()
+    keys: KeyRuns | None = None
 
     @property
     def stored_rows(self) -> int:
@@ -77,7 +79,7 @@ class Extent:
     """`count` dense offsets from `first` on, and their blob rows: consecutive from `row` on, or those in `rows`.
 
     `attempts`: attempts made before these offsets were given. `max_lease_size`: maximum number that one lease may take (0: any). `gone`:
-    positions that left the line without being leased.
+    positions that left the line out of turn: without being leased, or leased before earlier ones of other keys.
     """
 
     first: int
@@ -119,6 +121,10 @@ class Extent:
         start = waiting.min()
         later = self.gone & BitMap(range(start, self.count))
         return start, (later.min() if later else self.count) - start
+
+    def row_at(self, at: int) -> int:
+        """The blob row of position `at`."""
+        return self.row + at if self.rows is None else int(self.rows[at])
 
     def rows_at(self, at: int, count: int) -> Offsets:
         """The blob rows of `count` offsets from position `at` on."""
@@ -215,7 +221,8 @@ class LeaseState:
 
 @dataclass(slots=True)
 class Due:
-    """Rows of a blob scheduled beside the line until `due_at`. `max_lease_size` as in an Extent: their lease ran out."""
+    """Rows of a blob scheduled beside the line until `due_at`. `max_lease_size` as in an Extent: their lease ran out. `is_back`: they were
+    returned, so in a queue that is ordered by key later ones of their keys wait for them."""
 
     number: int
     due_at: Millis
@@ -224,6 +231,7 @@ class Due:
     attempts: int
     expires_at: Millis = 0
     max_lease_size: int = 0
+    is_back: bool = False
 
 
 class Header(msgspec.Struct, array_like=True):
@@ -270,6 +278,7 @@ class BlobRecord(msgspec.Struct, array_like=True):
     nbytes: int
     kept: int = 0
     reasons: tuple[ReasonGroup, ...] = ()
+    keys: bytes = b""
 
 
 class ExtentRecord(msgspec.Struct, array_like=True):
@@ -308,6 +317,7 @@ class DueRecord(msgspec.Struct, array_like=True):
     attempts: int
     expires_at: Millis = 0
     max_lease_size: int = 0
+    is_back: bool = False
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -328,7 +338,8 @@ def from_array(values: Offsets) -> BitMap:
 
 
 def blob_bytes(blob: Blob) -> bytes:
-    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept, blob.reasons))
+    keys = b"" if blob.keys is None else blob.keys.packed()
+    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept, blob.reasons, keys))
 
 
 _PLAIN = b"\x01"
@@ -402,7 +413,8 @@ def lease_bytes(lease: LeaseState, closed: bool = False) -> bytes:
 
 
 def due_bytes(due: Due) -> bytes:
-    return pack(DueRecord(due.due_at, due.blob.number, pack_bits(due.rows), due.attempts, due.expires_at, due.max_lease_size))
+    rows = pack_bits(due.rows)
+    return pack(DueRecord(due.due_at, due.blob.number, rows, due.attempts, due.expires_at, due.max_lease_size, due.is_back))
 
 
 def by_part(lease: LeaseState, positions: BitMap) -> Iterator[tuple[Part, BitMap]]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.core.partition.blob_builder import Forming, runs
 from sluiceway.core.partition.failures import FailureNotes
+from sluiceway.core.partition.key_flows import KeyFlows, KeyRules, Taking
 from sluiceway.core.partition.records import Blob, Due, Extent, Header, LeaseState, Part, from_array, to_array
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
@@ -51,6 +53,28 @@ class SegmentLog:
         self._sparse: dict[int, bool] = {}
         """Blobs kept by few open rows, and whether the last `long_sparse` saw them."""
         self._compacted: dict[int, bytes] = {}
+        self.flows: KeyFlows | None = None
+        """Who may be leased next, where keys matter; None: the oldest."""
+        self._spent = 0
+        """Extents in the line, at most, of which nothing waits."""
+
+    @property
+    def servable(self) -> int:
+        """Items that may be leased now."""
+        return self.ready_count if self.flows is None else self.flows.servable
+
+    def follow_keys(self, rules: KeyRules, leases: Iterable[LeaseState]) -> None:
+        """Serve by these rules from now on. `leases`: the live ones."""
+        self.flows = KeyFlows(rules) if rules else None
+        if self.flows is not None:
+            # In order of their places, so that each is the last of its flow.
+            for extent in sorted(self.ready, key=lambda extent: extent.blob.number + extent.row_at(0)):
+                self.flows.enter_waiting(extent, extent.waiting(self.at(extent)))
+            for lease in leases:
+                self.flows.leased(lease)
+            for due in self.dues.values():
+                if due.is_back:
+                    self.flows.hold(due.blob, due.rows)
 
     def touch(self, kind: RecordKind, number: int) -> None:
         """Mark a record as changed: it is written, or deleted if it is gone."""
@@ -108,8 +132,12 @@ class SegmentLog:
             last.count += extent.count
             last.open += extent.count
             self.touch(RecordKind.EXTENT, last.first)
+            if self.flows is not None:
+                self.flows.enter(last, last.count - extent.count, extent.count)
             return
         self.ready.append(extent)
+        if self.flows is not None:
+            self.flows.enter(extent, 0, extent.count)
         self.extents[extent.first] = extent
         if extent.expires_at:
             heapq.heappush(self.expiries, (extent.expires_at, extent.first))
@@ -123,10 +151,21 @@ class SegmentLog:
         self.header.next += count
         self.append(Extent(first, count, blob, first_row, None if dense else rows, attempts, count, expires_at, max_lease_size))
 
-    def schedule(self, blob: Blob, rows: BitMap, attempts: int, due_at: Millis, expires_at: Millis, max_lease_size: int = 0) -> None:
-        """Keep those rows of a blob beside the line until `due_at`."""
+    def schedule(
+        self,
+        blob: Blob,
+        rows: BitMap,
+        attempts: int,
+        due_at: Millis,
+        expires_at: Millis,
+        max_lease_size: int = 0,
+        is_back: bool = False,
+    ) -> None:
+        """Keep those rows of a blob beside the line until `due_at`. `is_back`: they were returned."""
         self.header.due_number += 1
-        due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at, max_lease_size)
+        due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at, max_lease_size, is_back)
+        if is_back and self.flows is not None:
+            self.flows.hold(blob, rows)
         blob.open += len(rows)
         self.scheduled_count += len(rows)
         self.dues[due.number] = due
@@ -136,8 +175,14 @@ class SegmentLog:
     def unschedule(self, due: Due) -> None:
         """Remove the entry; its rows still count as open."""
         del self.dues[due.number]
-        self.scheduled_count -= len(due.rows)
+        self._leave_due(due, due.rows)
+
+    def _leave_due(self, due: Due, rows: BitMap) -> None:
+        """Those rows are no longer scheduled."""
+        self.scheduled_count -= len(rows)
         self.touch(RecordKind.DUE, due.number)
+        if due.is_back and self.flows is not None:
+            self.flows.let_go(due.blob, rows)
 
     def enter_line(self, due: Due) -> Extent:
         """Enter due rows into the line. Returns the extent that holds them."""
@@ -151,8 +196,7 @@ class SegmentLog:
         if len(rows) == len(due.rows):
             return self.enter_line(due)
         due.rows = due.rows - rows
-        self.scheduled_count -= len(rows)
-        self.touch(RecordKind.DUE, due.number)
+        self._leave_due(due, rows)
         self.append_rows(due.blob, rows, due.attempts, due.expires_at, due.max_lease_size)
         due.blob.open -= len(rows)
         return self.ready[-1]
@@ -182,35 +226,52 @@ class SegmentLog:
 
     # ---- take -------------------------------------------------------------------------------------------------
 
-    def take(self, want: int, room: float, at_least_one: bool, now: Millis, before: int | None = None) -> tuple[list[Part], int, float]:
-        """Advance `head` over up to `want` items, as many as fit into `room` bytes, none from offset `before` on. Returns the parts, the
-        item count and their bytes."""
+    def take(self, taking: Taking) -> list[Part]:
+        """Take items out of the line."""
+        return self._take_oldest(taking) if self.flows is None else self._take_by_key(taking, self.flows)
+
+    def _take_oldest(self, taking: Taking) -> list[Part]:
         parts: list[Part] = []
-        count, nbytes = 0, 0.0
-        while self.ready and count < want:
-            extent = self.ready[0]
+        while self.ready and taking.goes_on:
+            extent, base = self.ready[0], taking.count
             at, run = extent.run(self.at(extent))
-            if 0 < extent.expires_at <= now:
-                break  # its timer comes in the next cycle
-            if before is not None:
-                run = min(run, before - extent.first - at)
-                if run < 1:
-                    break
-            if extent.max_lease_size:
-                if count >= extent.max_lease_size:
-                    break
-                want = min(want, extent.max_lease_size)
-            each = extent.blob.nbytes / extent.blob.stored_rows
-            fits = int((room - nbytes) / each) if each else want
-            if fits < 1 and (count or not at_least_one):
+            take = taking.take(extent, at, run)
+            if not take:
                 break
-            take = min(want - count, run, max(1, fits))
-            parts.append(Part(extent, at, take, count))
-            count += take
-            nbytes += take * each
+            parts.append(Part(extent, at, take, base))
             self.advance(at + take)
-        self.ready_count -= count
-        return parts, count, nbytes
+        self.ready_count -= taking.count
+        return parts
+
+    def _take_by_key(self, taking: Taking, flows: KeyFlows) -> list[Part]:
+        parts: list[Part] = []
+        base = 0
+        for extent, at, items in flows.take(taking):
+            extent.gone.add_range(at, at + items)
+            self.touch(RecordKind.EXTENT, extent.first)
+            self._spent += len(extent.gone) == extent.count
+            last = parts[-1] if parts else None
+            if last is not None and last.extent is extent and last.at + last.count == at:
+                last.count += items
+            else:
+                parts.append(Part(extent, at, items, base))
+            base += items
+        self.ready_count -= base
+        if parts:
+            self.advance(self.at(self.ready[0]))
+        if self._spent > max(64, len(self.ready) // 2):
+            # One that waits at the head keeps them in the line.
+            self.ready = deque(extent for extent in self.ready if len(extent.gone) < extent.count)
+            self._spent = 0
+        return parts
+
+    def pass_over(self, extent: Extent, at: int, items: int) -> None:
+        """Take the first waiting items out of the line: those from position `at` of its first extent on."""
+        if self.flows is None:
+            self.ready_count -= items
+            self.advance(at + items)
+        else:
+            self.take_out(extent, BitMap(range(at, at + items)))
 
     def at(self, extent: Extent) -> int:
         """The first position of the extent that `head` has not passed."""
@@ -234,6 +295,8 @@ class SegmentLog:
         if taken:
             extent.gone |= taken
             self.ready_count -= len(taken)
+            if self.flows is not None:
+                self.flows.leave(extent, taken)
             self.touch(RecordKind.EXTENT, extent.first)
             self.advance(self.at(self.ready[0]))
         return taken
@@ -269,8 +332,7 @@ class SegmentLog:
             self.unschedule(due)
         else:
             due.rows = due.rows - rows
-            self.scheduled_count -= len(rows)
-            self.touch(RecordKind.DUE, due.number)
+            self._leave_due(due, rows)
         self.free(due.blob, len(rows))
 
     def close_positions(self, extent: Extent, count: int) -> None:

@@ -216,8 +216,7 @@ class TransferTable:
             take = min(limit, run)
             pieces.append((Part(extent, at, take, 0), BitMap(range(take))))
             limit -= take
-            self._log.ready_count -= take
-            self._log.advance(at + take)
+            self._log.pass_over(extent, at, take)
         return pieces
 
     def _take_due(self, limit: int, room: float) -> tuple[list[Piece], list[Millis]]:

@@ -126,7 +126,7 @@ class LeaseScheduler:
         first: dict[int, LeaseInfo] = {}
         for number, tickets in assignment.by_executor.items():
             executor = self._index.executors[number]
-            shares = deal(executor.partition.log.ready_count, [ticket.request.batch_size for ticket in tickets])  # type: ignore[union-attr]
+            shares = deal(executor.partition.servable, [ticket.request.batch_size for ticket in tickets])  # type: ignore[union-attr]
             for ticket, share in zip(tickets, shares, strict=True):
                 info = self._lease(executor, ticket, share, now)
                 if info is not None:
@@ -225,7 +225,9 @@ class LeaseScheduler:
             return None
         nothing_yet = ticket.room == MAX_LEASE_BYTES
         before = None if request.before is None else request.before.get(executor.number, 0)
-        lease = executor.partition.lease(share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet, before)
+        lease = executor.partition.lease(
+            share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet, before, request.runs
+        )
         if lease is None:
             return None
         ticket.room -= max(lease.nbytes, 1)

@@ -17,6 +17,7 @@ from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.idempotency_keys import KeyResult
+from sluiceway.core.partition.key_flows import KeyRules
 from sluiceway.core.partition.key_slots import home_of, slot
 from sluiceway.core.partition.partition import Intended, Partition
 from sluiceway.core.partition.partition_policy import Rules
@@ -106,8 +107,9 @@ class LogicalQueue:
         if record.circuit_breaker != (None if self.circuit is None else self.circuit.rule):
             self.circuit = None if record.circuit_breaker is None else Circuit(record.circuit_breaker)
             self.lease_scheduler.circuit = self.circuit
+        keys = KeyRules(record.order is not None, record.fair is not None, record.key_concurrency)
         self._rules = Rules(
-            record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue, self.circuit
+            record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue, self.circuit, keys
         )
         changed = self._record is None or self._record.partitions != record.partitions or self._record.slots != record.slots
         self._record = record if record.partitions else None
@@ -425,7 +427,7 @@ class LogicalQueue:
         for ticket in list(self.produces.values()):
             request = ticket.request
             assert isinstance(request, Produce)
-            if request.key is not None and not request.key.is_system:
+            if request.key is not None and not request.key.is_system and not request.is_part:
                 self._distribute_keyed(ticket, request, request.key, now)
                 continue
             number = self._number_for(request)

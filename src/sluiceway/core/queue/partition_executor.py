@@ -227,7 +227,7 @@ class PartitionExecutor:
     @property
     def servable(self) -> int:
         """Ready items that may be leased."""
-        return self.partition.log.ready_count if self.allows.lease else 0
+        return self.partition.servable if self.allows.lease else 0
 
     def candidate(self) -> Candidate:
         """Its sort key among executors that could take a produce."""

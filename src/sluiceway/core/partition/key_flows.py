@@ -1,0 +1,420 @@
+"""Flows: which items of a partition may be leased next where the queue orders them by key, shares service between keys, or limits a key.
+
+A flow is a key with items that wait or are in flight. Its items wait in *segments*, runs of an extent's positions, in the order in which
+they were stored, which no return changes. Keys that can be served are in two lines: *fresh* ones were at rest before, the others are in the
+*turn*. A lease takes from both alternately, deficit round robin: Shreedhar and Varghese, Efficient fair queuing using deficit round robin
+(SIGCOMM 1995), with the two lists of FQ-CoDel (RFC 8290). docs/adr/0053-order-and-fairness-by-key.md has the reasons.
+
+Derived from the partition's records, and not stored. All work goes by run of equal keys, none by item. Flows are rows of arrays: there may
+be a million.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from pyroaring import BitMap
+
+from sluiceway.core.partition.records import Blob, Extent, LeaseState, by_part, to_array
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.item_keys import NO_KEY
+from sluiceway.model.requests import Offsets
+
+NOWHERE, FRESH, TURN = range(3)
+_NONE = -1
+
+
+class KeyRules(NamedTuple):
+    """What holds of the keys. `concurrency`: most items of a key that are leased at once; 0: any number."""
+
+    order: bool = False
+    fair: bool = False
+    concurrency: int = 0
+
+    def __bool__(self) -> bool:
+        return self.order or self.fair or self.concurrency > 0
+
+
+class Taken(NamedTuple):
+    """A run of an extent's positions to lease."""
+
+    extent: Extent
+    at: int
+    items: int
+
+
+class KeyFlows:
+    """The flows of a partition."""
+
+    def __init__(self, rules: KeyRules) -> None:
+        self.rules = rules
+        self.servable = 0
+        """Items that may be leased now."""
+        self._numbers: dict[int, int] = {}
+        """The number of each key's flow, by the key's hash."""
+        self._keys = array("Q")
+        self._first = array("q")
+        """The first segment of each flow, and the last."""
+        self._last = array("q")
+        self._waiting = array("q")
+        self._flight = array("q")
+        """Items that are leased, or hold up their key."""
+        self._can = array("q")
+        """The flow's part of `servable`."""
+        self._deficit = array("q")
+        self._line = array("b")
+        self._free: list[int] = []
+        self._fresh: deque[int] = deque()
+        self._turn: deque[int] = deque()
+        self._is_fresh_next = True
+        self._extents: list[Extent | None] = []
+        self._at = array("q")
+        """Of each segment: the first position, the number of positions, and the next segment of its flow."""
+        self._count = array("q")
+        self._next = array("q")
+        self._free_segments: list[int] = []
+
+    @property
+    def flows(self) -> int:
+        """Keys with items that wait or are in flight."""
+        return len(self._numbers)
+
+    # ---- events -----------------------------------------------------------------------------------------------
+
+    def enter(self, extent: Extent, at: int, count: int) -> None:
+        """Those positions of the extent have entered the line."""
+        for key, first, items in _runs(extent, at, count):
+            if self.rules.order and key != NO_KEY and extent.rows is not None:
+                # Rows that come back at another time may belong between them.
+                for begin, end in _consecutive(extent.rows_at(first, items)):
+                    self._enter(key, extent, first + begin, end - begin)
+            else:
+                self._enter(key, extent, first, items)
+
+    def enter_waiting(self, extent: Extent, positions: BitMap) -> None:
+        """The same of any positions."""
+        places = to_array(positions)
+        for begin, end in _consecutive(places):
+            self.enter(extent, int(places[begin]), end - begin)
+
+    def leave(self, extent: Extent, positions: BitMap) -> None:
+        """Those positions have left the line without being leased."""
+        for key, rows in _keys_among(extent, positions):
+            number = self._numbers[key]
+            self._waiting[number] -= rows
+            self._update(number)
+
+    def settled(self, lease: LeaseState, positions: BitMap) -> None:
+        """Those positions of the lease are no longer leased, whatever has become of them."""
+        for part, chosen in by_part(lease, positions):
+            for key, rows in _keys_among(part.extent, chosen.shift(part.at - part.base)):
+                self._in_flight(key, -rows)
+
+    def leased(self, lease: LeaseState) -> None:
+        """The lease's open positions are leased: as `take` has done it for those that it returned."""
+        for part, chosen in by_part(lease, lease.open_positions()):
+            for key, rows in _keys_among(part.extent, chosen.shift(part.at - part.base)):
+                self._in_flight(key, rows)
+
+    def hold(self, blob: Blob, rows: BitMap) -> None:
+        """Those rows were returned, and in order hold up their keys until their delay is over."""
+        for key, count in _keys_of(blob, rows) if self.rules.order else ():
+            self._in_flight(key, count)
+
+    def let_go(self, blob: Blob, rows: BitMap) -> None:
+        """Those rows do so no longer."""
+        for key, count in _keys_of(blob, rows) if self.rules.order else ():
+            self._in_flight(key, -count)
+
+    def _in_flight(self, key: int, count: int) -> None:
+        number = self._number(key)
+        self._flight[number] += count
+        self._update(number)
+
+    # ---- flows ------------------------------------------------------------------------------------------------
+
+    def _number(self, key: int) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self._free.pop() if self._free else self._grow()
+            self._keys[number] = key
+        return number
+
+    def _grow(self) -> int:
+        for column in (self._first, self._last):
+            column.append(_NONE)
+        for column in (self._keys, self._waiting, self._flight, self._can, self._deficit, self._line):
+            column.append(0)
+        return len(self._keys) - 1
+
+    def _update(self, number: int, is_fresh: bool = False) -> None:
+        """Note what can be served after a change of the flow, and have it stand in line. `is_fresh`: it was at rest."""
+        self._recount(number)
+        if self._line[number] != NOWHERE:
+            return
+        if self._can[number]:
+            self._line[number] = FRESH if is_fresh and self.rules.fair else TURN
+            self._line_of(number).append(number)
+        elif not self._waiting[number] and not self._flight[number]:
+            self._forget(number)
+
+    def _recount(self, number: int) -> None:
+        can, flight = self._waiting[number], self._flight[number]
+        if self._keys[number] != NO_KEY:
+            if self.rules.order and flight:
+                can = 0
+            elif self.rules.concurrency:
+                can = max(0, min(can, self.rules.concurrency - flight))
+        self.servable += can - self._can[number]
+        self._can[number] = can
+
+    def _line_of(self, number: int) -> deque[int]:
+        return self._fresh if self._line[number] == FRESH else self._turn
+
+    def _forget(self, number: int) -> None:
+        """The flow is empty, and in no line."""
+        while self._first[number] != _NONE:
+            # Segments whose positions have left.
+            self._drop_first(number)
+        self._deficit[number] = 0
+        del self._numbers[self._keys[number]]
+        self._free.append(number)
+
+    # ---- segments ---------------------------------------------------------------------------------------------
+
+    def _enter(self, key: int, extent: Extent, at: int, count: int) -> None:
+        number = self._number(key)
+        last = self._last[number]
+        if last != _NONE and extent.rows is None and self._extents[last] is extent and self._at[last] + self._count[last] == at:
+            self._count[last] += count
+        else:
+            self._insert(number, self._segment(extent, at, count))
+        is_fresh = not self._waiting[number] and not self._flight[number]
+        self._waiting[number] += count
+        self._update(number, is_fresh)
+
+    def _segment(self, extent: Extent, at: int, count: int) -> int:
+        if self._free_segments:
+            segment = self._free_segments.pop()
+            self._extents[segment], self._at[segment], self._count[segment] = extent, at, count
+            return segment
+        self._extents.append(extent)
+        self._at.append(at)
+        self._count.append(count)
+        self._next.append(_NONE)
+        return len(self._extents) - 1
+
+    def _insert(self, number: int, segment: int) -> None:
+        """Insert it by its place: nearly always last, or, if it was returned, first."""
+        place, before, after = self._place(segment), _NONE, self._first[number]
+        if after != _NONE and self._place(self._last[number]) < place:
+            before, after = self._last[number], _NONE
+        while after != _NONE and self._place(after) < place:
+            before, after = after, self._next[after]
+        self._next[segment] = after
+        if before == _NONE:
+            self._first[number] = segment
+        else:
+            self._next[before] = segment
+        if after == _NONE:
+            self._last[number] = segment
+
+    def _place(self, segment: int) -> int:
+        """Where its first item was stored: the offset that it had then."""
+        extent = self._extents[segment]
+        assert extent is not None, "it is in use"
+        return extent.blob.number + extent.row_at(self._at[segment])
+
+    def _drop_first(self, number: int) -> None:
+        segment = self._first[number]
+        self._first[number] = self._next[segment]
+        if self._first[number] == _NONE:
+            self._last[number] = _NONE
+        self._extents[segment] = None
+        self._free_segments.append(segment)
+
+    # ---- take -------------------------------------------------------------------------------------------------
+
+    def take(self, taking: Taking) -> list[Taken]:
+        """Take positions to lease, until `taking` has enough or nothing more can be served."""
+        taken: list[Taken] = []
+        aside: list[int] = []
+        served: dict[int, None] = {}
+        quantum = max(1, taking.want // max(1, len(self._fresh) + len(self._turn)))
+        while taking.goes_on and (self._fresh or self._turn):
+            line = self._fresh if self._fresh and (self._is_fresh_next or not self._turn) else self._turn
+            number = line.popleft()
+            where, self._line[number] = self._line[number], NOWHERE
+            self._deficit[number] = self._deficit[number] or quantum
+            is_for_later = self._serve(number, taking, taken)
+            served[number] = None
+            if self.rules.order and not taking.runs:
+                self._recount(number)
+            if is_for_later:
+                aside.append(number)
+            elif self._can[number] and self._deficit[number]:
+                # The lease ends in the midst of its turn.
+                self._line[number] = where
+                line.appendleft(number)
+            else:
+                self._deficit[number] = 0
+                self._is_fresh_next = not self._is_fresh_next
+                if self._can[number]:
+                    self._line[number] = TURN
+                    self._turn.append(number)
+        for number in reversed(aside):
+            self._line[number] = TURN
+            self._turn.appendleft(number)
+        for number in served:
+            self._update(number)
+        return taken
+
+    def _serve(self, number: int, taking: Taking, taken: list[Taken]) -> bool:
+        """Take from the flow what its turn allows. What this lease took from it before is no obstacle: its consumer has both. True: what
+        comes next in the flow is not for this lease."""
+        is_single = self.rules.order and not taking.runs and self._keys[number] != NO_KEY
+        while self._can[number] > 0 and self._deficit[number] > 0 and taking.goes_on:
+            segment = self._first[number]
+            extent, at, count = self._extents[segment], self._at[segment], self._count[segment]
+            assert extent is not None, "it is in use"
+            start, present = _present(extent, at, count)
+            most = 1 if is_single else min(present, self._can[number], self._deficit[number])
+            take = taking.take(extent, start, most) if present else 0
+            if present and not take:
+                return taking.goes_on
+            end = start + take
+            if end == at + count or not present:
+                self._drop_first(number)
+            else:
+                self._at[segment], self._count[segment] = end, at + count - end
+            if take:
+                self._waiting[number] -= take
+                self._flight[number] += take
+                self._deficit[number] -= take
+                self._can[number] -= take
+                self.servable -= take
+                taken.append(Taken(extent, start, take))
+                if is_single:
+                    break
+        return False
+
+
+class Taking:
+    """What a lease asks for and has room for, and what it has got. With `before`, it takes only items at lower offsets; with `runs`,
+    several items of a key that are in order."""
+
+    def __init__(self, want: int, room: float, at_least_one: bool, now: Millis, before: int | None = None, runs: bool = False) -> None:
+        self.want = want
+        self.runs = runs
+        self.count = 0
+        self.nbytes = 0.0
+        self._room = room
+        self._at_least_one = at_least_one
+        self._now = now
+        self._before = before
+        self._is_full = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has room for more."""
+        return self.count < self.want and not self._is_full
+
+    def take(self, extent: Extent, at: int, run: int) -> int:
+        """Take up to `run` positions of the extent from `at` on. Returns how many; with 0 it may be full, or these are not for it."""
+        if 0 < extent.expires_at <= self._now:
+            self._is_full = True  # its timer comes in the next cycle
+            return 0
+        if self._before is not None:
+            run = min(run, self._before - extent.first - at)
+            if run < 1:
+                return 0
+        if extent.max_lease_size:
+            self._is_full = self.count >= extent.max_lease_size
+            self.want = min(self.want, extent.max_lease_size)
+        each = extent.blob.nbytes / extent.blob.stored_rows
+        fits = int((self._room - self.nbytes) / each) if each else self.want
+        if fits < 1 and (self.count or not self._at_least_one):
+            self._is_full = True
+        if self._is_full:
+            return 0
+        take = min(self.want - self.count, run, max(1, fits))
+        self.count += take
+        self.nbytes += take * each
+        return take
+
+
+def behind_in_flows(lease: LeaseState, positions: BitMap) -> BitMap:
+    """The open positions of a lease that come after one of these in the flow of its key, and are not among them."""
+    found = BitMap()
+    keys: set[int] = set()
+    for part in lease.parts:
+        base = part.base
+        for key, items in _keys_at(part.extent, part.at, part.count):
+            span = BitMap(range(base, base + items))
+            if key in keys:
+                found |= span
+            elif key != NO_KEY and (chosen := span & positions):
+                found.add_range(chosen.min(), base + items)
+                keys.add(key)
+            base += items
+    return found - positions - lease.settled
+
+
+# ---- keys of positions ------------------------------------------------------------------------------------------------
+
+
+def _runs(extent: Extent, at: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """The keys of those positions: each with the first position and their number."""
+    for key, rows in _keys_at(extent, at, count):
+        yield key, at, rows
+        at += rows
+
+
+def _keys_at(extent: Extent, at: int, count: int) -> Iterator[tuple[int, int]]:
+    keys = extent.blob.keys
+    if keys is None:
+        yield NO_KEY, count
+    elif extent.rows is None:
+        yield from keys.split(extent.row + at, count)
+    else:
+        yield from keys.split_sorted(extent.rows_at(at, count))
+
+
+def _keys_among(extent: Extent, positions: BitMap) -> Iterator[tuple[int, int]]:
+    """The keys of any positions, each with their number, perhaps in several pieces."""
+    first = positions.min()
+    if positions.max() - first + 1 == len(positions):
+        yield from _keys_at(extent, first, len(positions))
+    elif extent.blob.keys is None:
+        yield NO_KEY, len(positions)
+    else:
+        places = to_array(positions)
+        rows = places + extent.row if extent.rows is None else to_array(extent.rows)[places]
+        yield from extent.blob.keys.split_sorted(rows)
+
+
+def _keys_of(blob: Blob, rows: BitMap) -> Iterable[tuple[int, int]]:
+    return ((NO_KEY, len(rows)),) if blob.keys is None else blob.keys.split_sorted(to_array(rows))
+
+
+def _present(extent: Extent, at: int, count: int) -> tuple[int, int]:
+    """The first run of those positions that are still in the line, as (start, length); length 0: none."""
+    if not extent.gone or not extent.gone.range_cardinality(at, at + count):
+        return at, count
+    present = BitMap(range(at, at + count)) - extent.gone
+    if not present:
+        return at + count, 0
+    start = present.min()
+    later = extent.gone & BitMap(range(start, at + count))
+    return start, (later.min() if later else at + count) - start
+
+
+def _consecutive(places: Offsets) -> Iterator[tuple[int, int]]:
+    """The runs of consecutive numbers, as (begin, end) of their indexes."""
+    edges = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
+    return ((begin, end) for begin, end in pairwise(edges) if end > begin)

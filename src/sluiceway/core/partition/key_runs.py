@@ -1,0 +1,63 @@
+"""Which rows of a blob have which key, without their payload: a part of the blob's record."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from sluiceway.model.item_keys import NO_KEY, KeyRun
+from sluiceway.model.requests import Offsets
+
+
+class KeyRuns:
+    """Runs of rows with equal keys, which follow each other from row 0 on."""
+
+    __slots__ = ("_hashes", "_starts")
+
+    def __init__(self, packed: bytes = b"") -> None:
+        runs = len(packed) // 12
+        self._starts = array("I", packed[: 4 * runs])
+        self._hashes = array("Q", packed[4 * runs :])
+
+    def packed(self) -> bytes:
+        """The bytes that make an equal one: the first row of each run, then the hash of each."""
+        return self._starts.tobytes() + self._hashes.tobytes()
+
+    def add(self, runs: Iterable[KeyRun], row: int) -> None:
+        """Append the runs of further rows, the first of which is the blob's row `row`. Rows before it that no run had have no key."""
+        for run in runs:
+            if not self._starts and row + run.first:
+                self._append(0, NO_KEY)
+            self._append(row + run.first, run.key)
+
+    def _append(self, row: int, key: int) -> None:
+        if not self._hashes or self._hashes[-1] != key:
+            self._starts.append(row)
+            self._hashes.append(key)
+
+    def at(self, row: int) -> int:
+        """The key of the row."""
+        index = bisect_right(self._starts, row) - 1
+        return self._hashes[index] if index >= 0 else NO_KEY
+
+    def split(self, first: int, rows: int) -> Iterator[tuple[int, int]]:
+        """The keys of `rows` consecutive rows from `first` on: each with the number of its rows, in order."""
+        end = first + rows
+        index = max(0, bisect_right(self._starts, first) - 1)
+        while first < end:
+            until = self._starts[index + 1] if index + 1 < len(self._starts) else end
+            yield self._hashes[index], min(until, end) - first
+            first = until
+            index += 1
+
+    def split_sorted(self, rows: Offsets) -> Iterator[tuple[int, int]]:
+        """The same of any rows, sorted."""
+        indices = np.searchsorted(np.frombuffer(self._starts, np.uint32), rows, "right") - 1
+        edges = [0, *(np.flatnonzero(np.diff(indices)) + 1).tolist(), len(rows)]
+        for begin, end in pairwise(edges):
+            if end > begin:
+                yield self._hashes[int(indices[begin])], end - begin

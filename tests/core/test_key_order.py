@@ -1,0 +1,269 @@
+"""Order, fairness and limits by key: random histories of a partition beside a model that keeps one object an item."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from pyroaring import BitMap
+
+from sluiceway.contract.queue_settings import RetryBackoff
+from sluiceway.core.partition.key_flows import KeyRules
+from sluiceway.core.partition.partition_policy import Rules
+from sluiceway.core.partition.queries import open_slices
+from sluiceway.core.partition.records import LeaseState, to_array
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.leased_items import take_rows
+from sluiceway.model.requests import DONE, RELEASE, Disposition, Settled
+from tests.core.core_model import START, Rig, Row, array_of
+
+ORDER = KeyRules(order=True)
+FAIR = KeyRules(fair=True)
+SEEDS = 25
+"""Histories of a block."""
+KINDS = [
+    ORDER,
+    FAIR,
+    KeyRules(concurrency=2),
+    KeyRules(order=True, fair=True),
+    KeyRules(order=True, concurrency=3),
+    KeyRules(fair=True, concurrency=1),
+]
+
+
+@dataclass
+class Thing:
+    """An item. `place`: how manieth of all it was stored."""
+
+    place: int
+    key: str | None
+    state: str = "waiting"
+    due_at: Millis = 0
+    attempts: int = 0
+
+
+class World:
+    """A partition, and what is known of its items by their payload."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.keys = self.random.choice([KINDS[0], KINDS[0], *KINDS])
+        self.backoff = self.random.choice([None, RetryBackoff(20, 80)])
+        self.now = START
+        self.rig = Rig()
+        self.max_attempts = self.random.choice([0, 0, 3])
+        self.follow(self.keys)
+        self.things: dict[str, Thing] = {}
+        self.leases: dict[int, list[str]] = {}
+
+    def follow(self, keys: KeyRules) -> None:
+        self.keys = keys
+        self.rig.follow(Rules(self.max_attempts, backoff=self.backoff, keys=keys))
+
+    def live(self) -> None:
+        acts = [self.produce, self.produce, self.lease, self.lease, self.settle, self.settle, self.settle, self.end, self.tick, self.drop]
+        for _ in range(self.random.choice([20, 80])):
+            self.random.choice(acts)()
+            if self.random.random() < 0.3:
+                self.rig.commit()
+            if self.random.random() < 0.1:
+                self.rig.reload()
+            if self.random.random() < 0.03:
+                self.follow(self.random.choice([KeyRules(), *KINDS]))
+            if self.keys:
+                assert self.rig.machine.servable == sum(self.can().values())
+
+    # ---- acts -------------------------------------------------------------------------------------------------
+
+    def produce(self) -> None:
+        rows = []
+        for _ in range(self.random.choice([1, 2, 5, 12])):
+            name, key = f"t{len(self.things)}", self.random.choice([None, "a", "a", "b", "c", "d"])
+            due_at = self.now + self.random.choice([10, 60]) if self.random.random() < 0.1 else 0
+            self.things[name] = Thing(len(self.things), key, "scheduled" if due_at else "waiting", due_at)
+            rows.append(Row(name.encode(), due_at or None, key=key))
+        if self.random.random() < 0.7:
+            # As a server does it. The places are those of the rows as they are stored.
+            rows.sort(key=lambda row: row.key or "")
+            names = sorted(row.payload.decode() for row in rows)
+            places = sorted(self.things[name].place for name in names)
+            for row, place in zip(rows, places, strict=True):
+                self.things[row.payload.decode()].place = place
+        self.rig.produce(rows, self.now)
+
+    def lease(self) -> None:
+        self.tick(0)
+        want = self.random.choice([1, 2, 3, 8, 100])
+        before = self.can()
+        keys = {key: self.waiting(key) for key in before}
+        runs = self.random.random() < 0.7
+        if self.keys.order and not runs:
+            before = Counter({key: can if key is None else min(can, 1) for key, can in before.items()})
+        lease = self.rig.machine.lease(want, "c", self.now + 100, self.now, runs=runs)
+        self.rig.commit()
+        if lease is None:
+            assert not sum(before.values()) or not self.keys
+            return
+        names = self.names(lease)
+        assert len(names) == len(set(names)) == lease.count
+        if self.keys and not any(part.extent.max_lease_size for part in lease.parts):
+            blocked = any(extent.max_lease_size for extent in self.rig.machine.log.ready)
+            assert len(names) == min(want, sum(before.values())) or blocked
+        taken: dict[str | None, list[str]] = defaultdict(list)
+        for name in names:
+            assert self.things[name].state == "waiting"
+            taken[self.things[name].key].append(name)
+        for key, those in taken.items():
+            if self.keys.order and key is not None:
+                assert those == keys[key][: len(those)], "not in order"
+            if self.keys:
+                assert len(those) <= before[key]
+        for name in names:
+            self.things[name].state = "leased"
+        self.leases[lease.number] = names
+
+    def settle(self) -> None:
+        self.rig.commit()
+        if not self.leases:
+            return
+        number = self.random.choice(sorted(self.leases))
+        lease, names = self.rig.machine.leases[number], self.leases[number]
+        chosen = {name for name in names if self.random.random() < 0.4}
+        disposition = self.random.choice(
+            [DONE, DONE, RELEASE, Disposition("retry"), Disposition("retry", retry_after=40), Disposition("dead")]
+        )
+        offsets = {name: offset for offset, name in self.offsets(lease).items()}
+        self.rig.settle([offsets[name] for name in chosen], disposition, self.now)
+        self.settled(number, [name for name in names if name in chosen], disposition)
+
+    def end(self) -> None:
+        """A lease is closed or released as a whole."""
+        self.rig.commit()
+        if not self.leases:
+            return
+        number = self.random.choice(sorted(self.leases))
+        lease = self.rig.machine.leases[number]
+        if self.random.random() < 0.5:
+            self.rig.machine.close_lease(lease, self.now, Settled())
+            self.settled(number, list(self.leases[number]), DONE)
+        else:
+            self.rig.machine.release(lease, self.now, Settled())
+            self.settled(number, list(self.leases[number]), RELEASE)
+
+    def drop(self) -> None:
+        self.rig.commit()
+        if self.random.random() < 0.2:
+            self.rig.machine.clear(True, self.random.random() < 0.5, self.now)
+        else:
+            offsets = [each.offset for each in self.rig.ready() if self.random.random() < 0.2]
+            self.rig.machine.log.drop(array_of(offsets), self.now)
+        self.rig.commit()
+        self.look_again()
+
+    def tick(self, passes: Millis | None = None) -> None:
+        self.now += self.random.choice([1, 15, 50, 200]) if passes is None else passes
+        self.rig.machine.tick(self.now, 10_000)
+        self.rig.commit()
+        for number in [number for number in self.leases if number not in self.rig.machine.leases]:
+            for name in self.leases[number]:
+                self.put_back(name, None)
+            del self.leases[number]
+        for thing in self.things.values():
+            if thing.state in ("scheduled", "back") and thing.due_at <= self.now:
+                thing.state = "waiting"
+
+    # ---- the model --------------------------------------------------------------------------------------------
+
+    def settled(self, number: int, chosen: list[str], disposition: Disposition) -> None:
+        names = self.leases[number]
+        if disposition.verdict in ("retry", "release") and self.keys.order:
+            # What is behind one of them in the run of its key comes back with it.
+            behind, seen = [], set()
+            for name in names:
+                key = self.things[name].key
+                if name in chosen:
+                    seen.add(key)
+                elif key is not None and key in seen:
+                    behind.append(name)
+            for name in behind:
+                self.put_back(name, RELEASE)
+                names.remove(name)
+        for name in chosen:
+            names.remove(name)
+            if disposition.verdict in ("done", "dead"):
+                self.things[name].state = "gone"
+            else:
+                self.put_back(name, disposition)
+        if not names:
+            del self.leases[number]
+            assert number not in self.rig.machine.leases
+        self.rig.commit()
+
+    def put_back(self, name: str, disposition: Disposition | None) -> None:
+        thing = self.things[name]
+        released = disposition is not None and disposition.verdict == "release"
+        thing.attempts += not released
+        if self.max_attempts and thing.attempts >= self.max_attempts and not released:
+            thing.state = "gone"
+            return
+        thing.state, thing.due_at = "waiting", 0
+        if released:
+            return
+        if disposition is not None and disposition.retry_after is not None:
+            thing.due_at = self.now + disposition.retry_after
+        elif self.backoff is not None:
+            thing.due_at = self.now + self.backoff.after(thing.attempts, self.now)
+        if thing.due_at > self.now:
+            thing.state = "back"
+
+    def waiting(self, key: str | None) -> list[str]:
+        those = [(thing.place, name) for name, thing in self.things.items() if thing.key == key and thing.state == "waiting"]
+        return [name for _, name in sorted(those)]
+
+    def can(self) -> Counter[str | None]:
+        """How many items of each key may be leased now."""
+        found: Counter[str | None] = Counter()
+        for key in {thing.key for thing in self.things.values()}:
+            states = Counter(thing.state for thing in self.things.values() if thing.key == key)
+            can = states["waiting"]
+            if key is not None:
+                if self.keys.order and states["leased"] + states["back"]:
+                    can = 0
+                if self.keys.concurrency:
+                    flight = states["leased"] + (states["back"] if self.keys.order else 0)
+                    can = max(0, min(can, self.keys.concurrency - flight))
+            found[key] = can
+        return found
+
+    def look_again(self) -> None:
+        """Which of those that waited are still there."""
+        machine = self.rig.machine
+        there = {each.payload.decode() for each in self.rig.ready()}
+        for due in machine.log.dues.values():
+            there |= {payload.decode() for payload in rows_of_blob(self.rig, due.blob.number, due.rows)}
+        for name, thing in self.things.items():
+            if thing.state in ("waiting", "back", "scheduled") and name not in there:
+                thing.state = "gone"
+
+    def offsets(self, lease: LeaseState) -> dict[int, str]:
+        return {each.offset: each.payload.decode() for each in self.rig.served(open_slices(lease))}
+
+    def names(self, lease: LeaseState) -> list[str]:
+        """In the order of the lease."""
+        return [each.payload.decode() for each in self.rig.served(open_slices(lease))]
+
+
+def rows_of_blob(rig: Rig, number: int, rows: BitMap) -> list[bytes]:
+    found: list[bytes] = take_rows(rig.disk.rows(number), to_array(rows)).column("payload").to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_histories_beside_a_model(block: int) -> None:
+    for seed in range(block * SEEDS, (block + 1) * SEEDS):
+        try:
+            World(seed).live()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
