@@ -5,7 +5,7 @@ Not to be confused with idempotency keys, which belong to calls, and lease keys,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -22,13 +22,11 @@ NO_KEY = 0
 """Hash of no key."""
 
 
-class KeyRun(NamedTuple):
-    """Rows with equal keys: `rows` of them, from `first` on."""
+class KeyRuns(NamedTuple):
+    """Runs of rows with equal keys: the first row of each, and its key's hash, or NO_KEY."""
 
-    first: int
-    rows: int
-    key: int
-    """The key's hash, or NO_KEY."""
+    firsts: Sequence[int]
+    keys: Sequence[int]
 
 
 @lru_cache(1 << 16)
@@ -44,27 +42,18 @@ def has_keys(rows: Rows) -> bool:
     return KEY in rows.schema.names and rows.column(KEY).null_count < rows.num_rows
 
 
-def key_runs(rows: Rows) -> Iterator[KeyRun]:
+def key_runs(rows: Rows) -> KeyRuns:
     """The runs of equal keys, in order of the rows. Costs per run."""
     if not has_keys(rows):
-        if rows.num_rows:
-            yield KeyRun(0, rows.num_rows, NO_KEY)
-        return
-    first = 0
-    for end, key in _ends(rows):
-        yield KeyRun(first, end - first, NO_KEY if key is None else hash_of(key))
-        first = end
-
-
-def _ends(rows: Rows) -> Iterator[tuple[int, str | None]]:
+        return KeyRuns((0,), (NO_KEY,))
     if isinstance(rows, SmallBatch):
         keys: Sequence[str | None] = rows.others[KEY]
-        for at, key in enumerate(keys, 1):
-            if at == len(keys) or keys[at] != key:
-                yield at, key
-        return
-    encoded = pc.run_end_encode(rows.column(KEY))
-    yield from zip(encoded.run_ends.to_pylist(), encoded.values.to_pylist(), strict=True)
+        firsts = [at for at, key in enumerate(keys) if not at or keys[at - 1] != key]
+        keys = [keys[at] for at in firsts]
+    else:
+        encoded = pc.run_end_encode(rows.column(KEY))
+        firsts, keys = [0, *encoded.run_ends.to_pylist()[:-1]], encoded.values.to_pylist()
+    return KeyRuns(firsts, [NO_KEY if key is None else hash_of(key) for key in keys])
 
 
 class Division(NamedTuple):

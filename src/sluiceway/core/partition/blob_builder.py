@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluiceway.core.partition.blob_keys import BlobKeys
 from sluiceway.core.partition.dead_reasons import may_have_died, reason_groups
-from sluiceway.core.partition.key_runs import KeyRuns
 from sluiceway.core.partition.records import Blob
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BLOB_BYTES
@@ -29,12 +29,12 @@ class Forming:
     def has_room(self, batch: Rows) -> bool:
         return self.blob.nbytes + int(batch.nbytes) <= BLOB_BYTES
 
-    def add(self, batch: Rows) -> int:
-        """Add the rows; returns the row number of the first."""
+    def add(self, batch: Rows, notes_keys: bool = False) -> int:
+        """Add the rows; returns the row number of the first. `notes_keys`: the blob notes which rows have which key."""
         stored, columns = (batch, batch.columns) if isinstance(batch, SmallBatch) else narrow(batch)
         row = self.blob.rows
-        if self.blob.keys is not None or has_keys(stored):
-            self.blob.keys = self.blob.keys or KeyRuns()
+        if self.blob.keys is not None or (notes_keys and has_keys(stored)):
+            self.blob.keys = self.blob.keys or BlobKeys()
             self.blob.keys.add(key_runs(stored), row)
         self._pieces.append(stored)
         self.blob.rows += stored.num_rows

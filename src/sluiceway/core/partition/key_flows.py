@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -146,11 +146,16 @@ class KeyFlows:
         return number
 
     def _grow(self) -> int:
-        for column in (self._first, self._last):
-            column.append(_NONE)
-        for column in (self._keys, self._waiting, self._flight, self._can, self._deficit, self._line):
-            column.append(0)
-        return len(self._keys) - 1
+        """Make room for as many more flows as there are. Returns the number of one."""
+        number = len(self._keys)
+        more = max(16, number)
+        for column, value in (
+            *((column, _NONE) for column in (self._first, self._last)),
+            *((column, 0) for column in (self._keys, self._waiting, self._flight, self._can, self._deficit, self._line)),
+        ):
+            column.extend(repeat(value, more))
+        self._free.extend(range(number + more - 1, number, -1))
+        return number
 
     def _update(self, number: int, is_fresh: bool = False) -> None:
         """Note what can be served after a change of the flow, and have it stand in line. `is_fresh`: it was at rest."""
@@ -211,8 +216,13 @@ class KeyFlows:
 
     def _insert(self, number: int, segment: int) -> None:
         """Insert it by its place: nearly always last, or, if it was returned, first."""
-        place, before, after = self._place(segment), _NONE, self._first[number]
-        if after != _NONE and self._place(self._last[number]) < place:
+        before, after = _NONE, self._first[number]
+        if after == _NONE:
+            self._first[number] = self._last[number] = segment
+            self._next[segment] = _NONE
+            return
+        place = self._place(segment)
+        if self._place(self._last[number]) < place:
             before, after = self._last[number], _NONE
         while after != _NONE and self._place(after) < place:
             before, after = after, self._next[after]
@@ -271,7 +281,8 @@ class KeyFlows:
             self._line[number] = TURN
             self._turn.appendleft(number)
         for number in served:
-            self._update(number)
+            if self._waiting[number]:
+                self._update(number)
         return taken
 
     def _serve(self, number: int, taking: Taking, taken: list[Taken]) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.contract.queue_stats import COUNTERS, PartitionStats
+from sluiceway.core.partition.blob_keys import BlobKeys
 from sluiceway.core.partition.closed_leases import unknown_extent
 from sluiceway.core.partition.compaction import open_rows
-from sluiceway.core.partition.key_runs import KeyRuns
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import (
     EXPIRED_READY,
@@ -236,7 +236,7 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
             blob.nbytes,
             kept=blob.kept,
             reasons=blob.reasons,
-            keys=KeyRuns(blob.keys) if blob.keys else None,
+            keys=BlobKeys(blob.keys) if blob.keys else None,
         )
     _load_line(partition, sorted(records[RecordKind.EXTENT]))
     firsts = list(partition.log.extents)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from pyroaring import BitMap
 
-from sluiceway.core.partition.key_runs import KeyRuns
+from sluiceway.core.partition.blob_keys import BlobKeys
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Disposition, Offsets
 
@@ -67,7 +67,7 @@ class Blob:
     pins: int = 0
     kept: int = 0
     reasons: tuple[ReasonGroup, ...] = ()
-    keys: KeyRuns | None = None
+    keys: BlobKeys | None = None
 
     @property
     def stored_rows(self) -> int:

@@ -101,7 +101,7 @@ class SegmentLog:
             self._forming.append(last)
             self.blobs[last.blob.number] = last.blob
             self.touch(RecordKind.BLOB, last.blob.number)
-        return last, last.add(batch)
+        return last, last.add(batch, self.flows is not None)
 
     def _goes_on(self, blob: Blob, written_at: Millis) -> bool:
         # A blob may be fully settled in the cycle that made it; it must not grow again.
@@ -245,18 +245,18 @@ class SegmentLog:
 
     def _take_by_key(self, taking: Taking, flows: KeyFlows) -> list[Part]:
         parts: list[Part] = []
-        base = 0
+        last: Part | None = None
         for extent, at, items in flows.take(taking):
-            extent.gone.add_range(at, at + items)
-            self.touch(RecordKind.EXTENT, extent.first)
-            self._spent += len(extent.gone) == extent.count
-            last = parts[-1] if parts else None
             if last is not None and last.extent is extent and last.at + last.count == at:
                 last.count += items
             else:
-                parts.append(Part(extent, at, items, base))
-            base += items
-        self.ready_count -= base
+                last = Part(extent, at, items, 0 if last is None else last.base + last.count)
+                parts.append(last)
+        for part in parts:
+            part.extent.gone.add_range(part.at, part.at + part.count)
+            self.touch(RecordKind.EXTENT, part.extent.first)
+            self._spent += len(part.extent.gone) == part.extent.count
+        self.ready_count -= taking.count
         if parts:
             self.advance(self.at(self.ready[0]))
         if self._spent > max(64, len(self.ready) // 2):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
-from sluiceway.model.item_keys import NO_KEY, KeyRun
+from sluiceway.model.item_keys import NO_KEY, KeyRuns
 from sluiceway.model.requests import Offsets
 
 
-class KeyRuns:
+class BlobKeys:
     """Runs of rows with equal keys, which follow each other from row 0 on."""
 
     __slots__ = ("_hashes", "_starts")
@@ -27,12 +27,14 @@ class KeyRuns:
         """The bytes that make an equal one: the first row of each run, then the hash of each."""
         return self._starts.tobytes() + self._hashes.tobytes()
 
-    def add(self, runs: Iterable[KeyRun], row: int) -> None:
+    def add(self, runs: KeyRuns, row: int) -> None:
         """Append the runs of further rows, the first of which is the blob's row `row`. Rows before it that no run had have no key."""
-        for run in runs:
-            if not self._starts and row + run.first:
-                self._append(0, NO_KEY)
-            self._append(row + run.first, run.key)
+        firsts, keys = runs
+        if not self._starts and row:
+            self._append(0, NO_KEY)
+        self._append(row, keys[0])
+        self._starts.extend([row + first for first in firsts[1:]])
+        self._hashes.extend(keys[1:])
 
     def _append(self, row: int, key: int) -> None:
         if not self._hashes or self._hashes[-1] != key:
