@@ -59,6 +59,7 @@ class World:
         self.leases: dict[int, list[str]] = {}
 
     def follow(self, keys: KeyRules) -> None:
+        self.rig.commit()
         self.keys = keys
         self.rig.follow(Rules(self.max_attempts, backoff=self.backoff, keys=keys))
 
@@ -82,7 +83,9 @@ class World:
         for _ in range(self.random.choice([1, 2, 5, 12])):
             name, key = f"t{len(self.things)}", self.random.choice([None, "a", "a", "b", "c", "d"])
             due_at = self.now + self.random.choice([10, 60]) if self.random.random() < 0.1 else 0
-            self.things[name] = Thing(len(self.things), key, "scheduled" if due_at else "waiting", due_at)
+            # What is stored while nothing goes by keys counts as without one later.
+            noted = key if self.keys else None
+            self.things[name] = Thing(len(self.things), noted, "scheduled" if due_at else "waiting", due_at)
             rows.append(Row(name.encode(), due_at or None, key=key))
         if self.random.random() < 0.7:
             # As a server does it. The places are those of the rows as they are stored.

@@ -15,7 +15,7 @@ from sluiceway.cli.session import Session, connected, queue_argument
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
-    from sluiceway.client import CircuitBreaker, QueueInfo, Settings, Verb
+    from sluiceway.client import QueueInfo, Settings, Verb
     from sluiceway.client.answers import Partition
     from sluiceway.contract.queue_settings import Setting
 
@@ -60,13 +60,18 @@ def _logical_queues(context: click.Context, option: click.Parameter, value: str 
     return int(value)
 
 
-def _breaker(context: click.Context, option: click.Parameter, value: str | None) -> CircuitBreaker | None:
-    from sluiceway.contract.queue_settings import read_circuit_breaker
+def _read_by(name: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """A callback that reads the option's text by that function of the settings, which are imported only then."""
 
-    try:
-        return None if value is None else read_circuit_breaker(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    def read(context: click.Context, option: click.Parameter, value: str | None) -> Any:
+        from sluiceway.contract import queue_settings
+
+        try:
+            return None if value is None else getattr(queue_settings, name)(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
 
 
 def _option(setting: Setting, is_new: bool) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -79,7 +84,11 @@ def _option(setting: Setting, is_new: bool) -> Callable[[Callable[..., T]], Call
     if kind == "count":
         return click.option(flag, type=WholeNumber(0), help=help)
     if kind == "breaker":
-        return click.option(flag, metavar="RATE[:FAILURES]", callback=_breaker, help=help)
+        return click.option(flag, metavar="RATE[:FAILURES]", callback=_read_by("read_circuit_breaker"), help=help)
+    if kind == "key rate":
+        return click.option(flag, metavar="RATE[:BURST]", callback=_read_by("read_key_rate"), help=help)
+    if kind == "key weights":
+        return click.option(flag, metavar="KEY=WEIGHT…", callback=_read_by("read_key_weights"), help=help)
     if kind == "by key":
         return click.option(flag, type=click.Choice(["key"]), help=help)
     if kind == "logical queues":

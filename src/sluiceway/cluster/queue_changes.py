@@ -28,7 +28,7 @@ from sluiceway.local.queue_catalog import QUEUE, Catalog
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import RemainingItems
-from sluiceway.model.queue import PartitionRecord, QueueRecord
+from sluiceway.model.queue import KEEPING, PartitionRecord, QueueRecord
 from sluiceway.model.requests import QueuePatch, QueueSpec
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
@@ -203,7 +203,7 @@ class QueueChanges:
             raise invalid("lease_timeout", "longer than max_lease_timeout")
         if changed.dead_queue is not None and changed.dead_queue != record.dead_queue:
             self._check_dead_queue(queue_name, changed.dead_queue)
-        field = "order" if changed.order is not None else "key_concurrency"
+        field = next((name for name in KEEPING if getattr(changed, name)), KEEPING[0])
         _check_keys(changed, {each.dead_queue for each in self._catalog}, field)
         if changed.keeps_keys_together and not record.keeps_keys_together and record.rebalance is not None:
             raise SluicewayError("rebalance_open", f"a rebalance of {queue_name!r} is open, which would not keep its keys together", field)
@@ -368,7 +368,7 @@ class QueueChanges:
 def _check_keys(record: QueueRecord, dead_queues: Collection[str | None], field: str) -> None:
     """A transfer to a dead queue may be taken back, which only one partition can answer."""
     if record.keeps_keys_together and record.queue_name in dead_queues:
-        raise invalid(field, f"{record.queue_name!r} is a dead queue, so it can have neither `order` nor `key_concurrency`")
+        raise invalid(field, f"{record.queue_name!r} is a dead queue, so it cannot have `order`, `key_concurrency` or `key_rate`")
 
 
 def _check_empty(record: QueueRecord, left: Sequence[RemainingItems | SluicewayError]) -> None:

@@ -27,7 +27,7 @@ from sluiceway.local.backend_pool import BackendPool
 from sluiceway.local.queue_catalog import Catalog
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
-from sluiceway.model.queue import QueueRecord
+from sluiceway.model.queue import KEEPING, QueueRecord
 from sluiceway.model.rebalance import LeftOut, Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.ports.meta_store import ConflictError, MetaStore
 
@@ -73,7 +73,7 @@ class Rebalancing:
             detail = f"rebalance {record.rebalance} of queue {record.queue_name!r} is open"
             raise SluicewayError("rebalance_open", detail, "queue_name")
         if record.keeps_keys_together:
-            field = "order" if record.order is not None else "key_concurrency"
+            field = next(name for name in KEEPING if getattr(record, name))
             detail = f"queue {record.queue_name!r} has `{field}`, so all items of a key are in one partition; it cannot be rebalanced yet"
             raise invalid("queue_name", detail)
         made = plan(record, len(record.partitions) if requested is None else requested, self._backends.affinities())

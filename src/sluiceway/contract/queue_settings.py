@@ -20,7 +20,7 @@ from sluiceway.contract.fields import Answer, Duration, Incarnation, LogicalQueu
 from sluiceway.contract.rebalances import OpenRebalance, PartitionState
 from sluiceway.kernel.clock import Millis, check_duration, format_duration
 from sluiceway.kernel.errors import invalid
-from sluiceway.kernel.limits import KEY_WINDOW, MAX_LEASE_TIMEOUT, MAX_REQUEST_TIMEOUT, MAX_SCHEDULE, MIN_KEY_WINDOW
+from sluiceway.kernel.limits import KEY_WINDOW, MAX_KEY_BYTES, MAX_LEASE_TIMEOUT, MAX_REQUEST_TIMEOUT, MAX_SCHEDULE, MIN_KEY_WINDOW
 from sluiceway.kernel.names import check_queue_name, check_text
 
 Verb = Literal["produce", "lease"]
@@ -93,9 +93,50 @@ def read_circuit_breaker(text: str) -> CircuitBreaker:
         raise ValueError(f"{text!r} is not a circuit breaker; expected {expected}") from None
 
 
+class KeyRate(msgspec.Struct, frozen=True):
+    """How many items of a key may be leased in a second, and how many at once after a pause."""
+
+    per_second: Annotated[
+        float, Meta(ge=0.001, le=1_000_000, description="Items of a key that may be leased in a second, in the long run.")
+    ]
+    burst: Annotated[int, Meta(ge=1, le=1_000_000, description="Items of a key that may be leased at once after a pause.")] = 1
+
+    def __str__(self) -> str:
+        return f"{self.per_second:g}:{self.burst}"
+
+
+class KeyRateFields(KeyRate, frozen=True, forbid_unknown_fields=True):
+    """A `KeyRate` in a call."""
+
+
+def read_key_rate(text: str) -> KeyRate:
+    """Read a rate as people type it: `10`, or `10:50` with the burst. Raises ValueError."""
+    rate, colon, burst = text.partition(":")
+    fields = {"per_second": rate.strip(), **({"burst": burst.strip()} if colon else {})}
+    try:
+        return msgspec.convert(fields, KeyRate, strict=False)
+    except msgspec.ValidationError:
+        expected = "items a second, at least 0.001, optionally with a burst of at least 1, such as 10 or 10:50"
+        raise ValueError(f"{text!r} is not a rate; expected {expected}") from None
+
+
+MAX_WEIGHTS: Final = 1_000
+
+
+def read_key_weights(text: str) -> dict[str, int]:
+    """Read weights as people type them: `big=5 small=1`. Raises ValueError."""
+    found = {}
+    for each in text.split():
+        key, equals, weight = each.rpartition("=")
+        if not equals or not weight.isascii() or not weight.isdigit():
+            raise ValueError(f"{each!r} is not a key's weight; expected KEY=WEIGHT, such as tenant-a=5")
+        found[key] = int(weight)
+    return found
+
+
 # -- how a setting is written -----------------------------------------------------------------------------------------
 
-Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "by key", "text"]
+Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "by key", "key rate", "key weights", "text"]
 
 
 @dataclass(frozen=True)
@@ -128,11 +169,26 @@ def _check_breaker(given: CircuitBreaker, name: str) -> CircuitBreaker:
     return CircuitBreaker(given.failure_rate, given.failures)
 
 
+def _check_rate(given: KeyRate, name: str) -> KeyRate:
+    return KeyRate(given.per_second, given.burst)
+
+
+def _check_weights(given: dict[str, int], name: str) -> dict[str, int]:
+    for key in given:
+        if not key or len(key.encode()) > MAX_KEY_BYTES:
+            raise invalid(name, f"{key[:20]!r} is no key of an item: they have 1 to {MAX_KEY_BYTES} bytes")
+    return given
+
+
 _COUNT: Final = Form("count", Annotated[int, Meta(ge=0, le=_MAX_COUNT)], lambda value, _: value)
 _QUEUE: Final = Form("queue", QueueName, check_queue_name)
 _BACKOFF: Final = Form("backoff", BackoffFields, _read_backoff, _write_backoff)
 _BREAKER: Final = Form("breaker", CircuitBreakerFields, _check_breaker)
 _LOGICAL: Final = Form("logical queues", LogicalQueueCount | Literal["auto"], lambda value, _: value)
+_RATE: Final = Form("key rate", KeyRateFields, _check_rate)
+_WEIGHTS: Final = Form(
+    "key weights", Annotated[dict[str, Annotated[int, Meta(ge=1, le=100)]], Meta(max_length=MAX_WEIGHTS)], _check_weights
+)
 _BY_KEY: Final = Form("by key", Literal["key"], lambda value, _: value)
 _TEXT: Final = Form("text", ShortText, check_text)
 
@@ -282,9 +338,18 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["key"] | None,
         _setting("Fairness", "key: keys whose items wait are served in turn.", _BY_KEY, unset="none"),
     ] = None
+    key_weights: Annotated[
+        dict[str, int] | None,
+        _setting(
+            "Weights of keys", "With `fair`: a key of weight 5 is served five times as much as one of weight 1.", _WEIGHTS, unset="1 each"
+        ),
+    ] = None
     key_concurrency: Annotated[
         int, _setting("Concurrency of a key", "Items of a key that may be leased at once.", _COUNT, unset="no limit")
     ] = 0
+    key_rate: Annotated[
+        KeyRate | None, _setting("Rate of a key", "Items of a key that may be leased in a second, and at once.", _RATE, unset="no limit")
+    ] = None
     reference: Annotated[str, _setting("Reference", "Free text, 2,048 bytes at most.", _TEXT, unset="none")] = ""
 
     def settings(self) -> dict[str, Any]:
@@ -341,7 +406,9 @@ class Settings(TypedDict, total=False):
     logical_queues: LogicalQueues
     order: Literal["key"] | None
     fair: Literal["key"] | None
+    key_weights: dict[str, int] | None
     key_concurrency: int | None
+    key_rate: KeyRate | None
     reference: str | None
 
 
@@ -381,7 +448,9 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     logical_queues: LogicalQueueCount | Literal["auto"] | None = None
     order: Literal["key"] | None = None
     fair: Literal["key"] | None = None
+    key_weights: dict[str, int] | None = None
     key_concurrency: int = 0
+    key_rate: KeyRate | None = None
     reference: str = ""
     paused: Annotated[list[Annotated[str, one_of(Verb)]], about("The verbs that are paused.")] = []
     requested_partitions: Annotated[int, about("Number of partitions, without draining ones.")]

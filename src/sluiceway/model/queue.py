@@ -53,7 +53,7 @@ class QueueRecord(QueueSettings, frozen=True):
     @property
     def keeps_keys_together(self) -> bool:
         """Whether all items of a key are in one partition, since they are in order, or limited."""
-        return self.order is not None or self.key_concurrency > 0
+        return any(getattr(self, name) for name in KEEPING)
 
     def partition(self, number: int) -> PartitionRecord | None:
         """Return the partition of that number; None if it does not exist."""
@@ -64,6 +64,8 @@ class QueueRecord(QueueSettings, frozen=True):
         return bool(each.after) and any(other.partition in each.after for other in self.partitions)
 
 
+KEEPING = ("order", "key_concurrency", "key_rate")
+"""Settings for which all items of a key must be in one partition."""
 MOVING = -1
 """In place of a slot's home: no partition takes its keys at the moment."""
 

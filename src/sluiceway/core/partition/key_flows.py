@@ -2,8 +2,9 @@
 
 A flow is a key with items that wait or are in flight. Its items wait in *segments*, runs of an extent's positions, in the order in which
 they were stored, which no return changes. Keys that can be served are in two lines: *fresh* ones were at rest before, the others are in the
-*turn*. A lease takes from both alternately, deficit round robin: Shreedhar and Varghese, Efficient fair queuing using deficit round robin
-(SIGCOMM 1995), with the two lists of FQ-CoDel (RFC 8290). docs/adr/0053-order-and-fairness-by-key.md has the reasons.
+*turn*. A lease serves the fresh ones first, and otherwise in turn, by deficit round robin: Shreedhar and Varghese, Efficient fair queuing
+using deficit round robin (SIGCOMM 1995), with the two lists of FQ-CoDel (RFC 8290). docs/adr/0053-order-and-fairness-by-key.md has the
+reasons.
 
 Derived from the partition's records, and not stored. All work goes by run of equal keys, none by item. Flows are rows of arrays: there may
 be a million.
@@ -11,33 +12,51 @@ be a million.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise, repeat
+from math import ceil
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
 
+from sluiceway.contract.queue_settings import QueueSettings
 from sluiceway.core.partition.records import Blob, Extent, LeaseState, by_part, to_array
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.item_keys import NO_KEY
+from sluiceway.model.item_keys import NO_KEY, hash_of
 from sluiceway.model.requests import Offsets
 
 NOWHERE, FRESH, TURN = range(3)
 _NONE = -1
+NO_WEIGHTS: Mapping[int, int] = MappingProxyType({})
 
 
 class KeyRules(NamedTuple):
-    """What holds of the keys. `concurrency`: most items of a key that are leased at once; 0: any number."""
+    """What holds of the keys. `concurrency`: most items of a key that are leased at once; 0: any number. `interval`: milliseconds for each
+    item that is leased, in the long run; 0: none. `burst`: items that may be leased at once after a pause. `weights`: shares other than 1,
+    by the key's hash.
+    """
 
     order: bool = False
     fair: bool = False
     concurrency: int = 0
+    interval: float = 0.0
+    burst: int = 1
+    weights: Mapping[int, int] = NO_WEIGHTS
 
     def __bool__(self) -> bool:
-        return self.order or self.fair or self.concurrency > 0
+        return self.order or self.fair or self.concurrency > 0 or self.interval > 0
+
+
+def key_rules(record: QueueSettings) -> KeyRules:
+    """The rules by the queue's settings."""
+    rate, weights = record.key_rate, {hash_of(key): weight for key, weight in (record.key_weights or {}).items()}
+    interval, burst = (0.0, 1) if rate is None else (1_000 / rate.per_second, rate.burst)
+    return KeyRules(record.order is not None, record.fair is not None, record.key_concurrency, interval, burst, weights)
 
 
 class Taken(NamedTuple):
@@ -68,10 +87,20 @@ class KeyFlows:
         """The flow's part of `servable`."""
         self._deficit = array("q")
         self._line = array("b")
+        self._full_at = array("d")
+        """Where there is a rate: when the key may have a whole burst again, if nothing of it is leased until then."""
+        self._now: Millis = 0
+        self._since: Millis | None = None
+        """When this owner began. Nobody knows what was leased before: each key begins without its burst."""
+        self._past: dict[int, float] = {}
+        """`_full_at` of keys that have no flow now."""
+        self._wakes: list[tuple[float, int]] = []
+        """When a flow may have more than it has now: (time, key). May name keys that have no flow any more."""
         self._free: list[int] = []
         self._fresh: deque[int] = deque()
         self._turn: deque[int] = deque()
-        self._is_fresh_next = True
+        self._owed = 0
+        """Turns of fresh keys for which the others have had none."""
         self._extents: list[Extent | None] = []
         self._at = array("q")
         """Of each segment: the first position, the number of positions, and the next segment of its flow."""
@@ -136,6 +165,40 @@ class KeyFlows:
         self._flight[number] += count
         self._update(number)
 
+    # ---- rates ------------------------------------------------------------------------------------------------
+
+    def wakes_at(self) -> Millis | None:
+        """When a key may be served again that has used its rate up; None: there is none."""
+        return ceil(self._wakes[0][0]) if self._wakes else None
+
+    def wake(self, now: Millis) -> None:
+        """It is `now`: keys may be served again."""
+        self._begin(now)
+        while self._wakes and self._wakes[0][0] <= now:
+            number = self._numbers.get(heapq.heappop(self._wakes)[1])
+            if number is not None:
+                self._update(number)
+
+    def _begin(self, now: Millis) -> None:
+        self._now = max(now, self._now)
+        if self._since is None:
+            self._since = self._now
+            for number in self._numbers.values():
+                self._full_at[number] = self._since + self.rules.burst * self.rules.interval
+                self._update(number)
+        if len(self._past) > 2 * len(self._numbers) + 1_000:
+            self._past = {key: full_at for key, full_at in self._past.items() if full_at > now}
+
+    def _allowed(self, number: int) -> int:
+        """Items that the key's rate allows now. Otherwise it wakes when it allows one: the generic cell rate algorithm (ITU-T I.371)."""
+        if self._since is None:
+            return 0
+        interval, burst = self.rules.interval, self.rules.burst
+        allowed = int(burst - max(0.0, self._full_at[number] - self._now) / interval + 1e-9)
+        if allowed < min(burst, self._waiting[number]):
+            heapq.heappush(self._wakes, (self._full_at[number] - (burst - allowed - 1) * interval, self._keys[number]))
+        return allowed
+
     # ---- flows ------------------------------------------------------------------------------------------------
 
     def _number(self, key: int) -> int:
@@ -143,6 +206,8 @@ class KeyFlows:
         if number is None:
             number = self._numbers[key] = self._free.pop() if self._free else self._grow()
             self._keys[number] = key
+            if self.rules.interval and self._since is not None:
+                self._full_at[number] = self._past.pop(key, self._since + self.rules.burst * self.rules.interval)
         return number
 
     def _grow(self) -> int:
@@ -151,7 +216,7 @@ class KeyFlows:
         more = max(16, number)
         for column, value in (
             *((column, _NONE) for column in (self._first, self._last)),
-            *((column, 0) for column in (self._keys, self._waiting, self._flight, self._can, self._deficit, self._line)),
+            *((column, 0) for column in (self._keys, self._waiting, self._flight, self._can, self._deficit, self._line, self._full_at)),
         ):
             column.extend(repeat(value, more))
         self._free.extend(range(number + more - 1, number, -1))
@@ -175,6 +240,8 @@ class KeyFlows:
                 can = 0
             elif self.rules.concurrency:
                 can = max(0, min(can, self.rules.concurrency - flight))
+            if can and self.rules.interval:
+                can = min(can, self._allowed(number))
         self.servable += can - self._can[number]
         self._can[number] = can
 
@@ -187,6 +254,8 @@ class KeyFlows:
             # Segments whose positions have left.
             self._drop_first(number)
         self._deficit[number] = 0
+        if self.rules.interval and self._full_at[number] > self._now:
+            self._past[self._keys[number]] = self._full_at[number]
         del self._numbers[self._keys[number]]
         self._free.append(number)
 
@@ -255,12 +324,15 @@ class KeyFlows:
         taken: list[Taken] = []
         aside: list[int] = []
         served: dict[int, None] = {}
+        weights = self.rules.weights
+        if self.rules.interval:
+            self.wake(taking.now)
         quantum = max(1, taking.want // max(1, len(self._fresh) + len(self._turn)))
         while taking.goes_on and (self._fresh or self._turn):
-            line = self._fresh if self._fresh and (self._is_fresh_next or not self._turn) else self._turn
+            line = self._next_line()
             number = line.popleft()
             where, self._line[number] = self._line[number], NOWHERE
-            self._deficit[number] = self._deficit[number] or quantum
+            self._deficit[number] = self._deficit[number] or quantum * (weights.get(self._keys[number], 1) if weights else 1)
             is_for_later = self._serve(number, taking, taken)
             served[number] = None
             if self.rules.order and not taking.runs:
@@ -273,7 +345,7 @@ class KeyFlows:
                 line.appendleft(number)
             else:
                 self._deficit[number] = 0
-                self._is_fresh_next = not self._is_fresh_next
+                self._owed = self._owed + 1 if where == FRESH else max(0, self._owed - 1)
                 if self._can[number]:
                     self._line[number] = TURN
                     self._turn.append(number)
@@ -284,6 +356,12 @@ class KeyFlows:
             if self._waiting[number]:
                 self._update(number)
         return taken
+
+    def _next_line(self) -> deque[int]:
+        """Fresh keys come first, but for no longer than a round of all takes: there may be new ones all the time."""
+        if not self._fresh or (self._turn and self._owed > len(self._fresh) + len(self._turn)):
+            return self._turn
+        return self._fresh
 
     def _serve(self, number: int, taking: Taking, taken: list[Taken]) -> bool:
         """Take from the flow what its turn allows. What this lease took from it before is no obstacle: its consumer has both. True: what
@@ -307,6 +385,8 @@ class KeyFlows:
                 self._waiting[number] -= take
                 self._flight[number] += take
                 self._deficit[number] -= take
+                if self.rules.interval:
+                    self._full_at[number] = max(self._full_at[number], self._now) + take * self.rules.interval
                 self._can[number] -= take
                 self.servable -= take
                 taken.append(Taken(extent, start, take))
@@ -326,7 +406,7 @@ class Taking:
         self.nbytes = 0.0
         self._room = room
         self._at_least_one = at_least_one
-        self._now = now
+        self.now = now
         self._before = before
         self._is_full = False
 
@@ -337,7 +417,7 @@ class Taking:
 
     def take(self, extent: Extent, at: int, run: int) -> int:
         """Take up to `run` positions of the extent from `at` on. Returns how many; with 0 it may be full, or these are not for it."""
-        if 0 < extent.expires_at <= self._now:
+        if 0 < extent.expires_at <= self.now:
             self._is_full = True  # its timer comes in the next cycle
             return 0
         if self._before is not None:

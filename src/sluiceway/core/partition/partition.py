@@ -527,6 +527,8 @@ class Partition:
         for snapshot in log.snapshots.values():
             if at is None or snapshot.until < at:
                 at = snapshot.until
+        if log.flows is not None and (wakes_at := log.flows.wakes_at()) is not None and (at is None or wakes_at < at):
+            at = wakes_at
         return at
 
     def _may_expire(self, first: int) -> bool:
@@ -540,6 +542,8 @@ class Partition:
         moved = self.ticked = 0
         back: ReturningRows = {}
         log.release_snapshots(now)
+        if log.flows is not None:
+            log.flows.wake(now)
         for _ in range(TIMER_BATCH if most is None else most):
             if (at := self.next_timer()) is None or at > now:
                 break

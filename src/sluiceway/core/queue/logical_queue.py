@@ -17,7 +17,7 @@ from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.idempotency_keys import KeyResult
-from sluiceway.core.partition.key_flows import KeyRules
+from sluiceway.core.partition.key_flows import key_rules
 from sluiceway.core.partition.key_slots import home_of, slot
 from sluiceway.core.partition.partition import Intended, Partition
 from sluiceway.core.partition.partition_policy import Rules
@@ -107,7 +107,7 @@ class LogicalQueue:
         if record.circuit_breaker != (None if self.circuit is None else self.circuit.rule):
             self.circuit = None if record.circuit_breaker is None else Circuit(record.circuit_breaker)
             self.lease_scheduler.circuit = self.circuit
-        keys = KeyRules(record.order is not None, record.fair is not None, record.key_concurrency)
+        keys = key_rules(record)
         self._rules = Rules(
             record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue, self.circuit, keys
         )
