@@ -129,6 +129,11 @@ def test_a_key_is_carried_in_and_an_empty_one_is_none() -> None:
     assert item["key"] == "customer-7"
 
 
+def test_a_lease_may_ask_for_runs() -> None:
+    assert fields("/v1/queue.lease", queue_name="q", client_id="c", runs=True)["runs"] is True
+    assert "runs" not in fields("/v1/queue.lease", queue_name="q", client_id="c")
+
+
 @pytest.mark.parametrize(
     ("seconds", "nanos", "given"),
     [

@@ -95,9 +95,10 @@ def produce(
     type=WholeNumber(1, MAX_PARTITIONS),
     help="Maximum number of partitions to lease from. [default: as many as needed]",
 )
+@click.option("--runs", is_flag=True, help="In a queue with order: lease several items of a key, in order, instead of one.")
 @connected
 def lease(
-    session: Session, queue: str, count: int, wait: str, lease_timeout: str | None, client_id: str, max_partitions: int | None
+    session: Session, queue: str, count: int, wait: str, lease_timeout: str | None, client_id: str, max_partitions: int | None, runs: bool
 ) -> None:
     """Lease items of QUEUE. Exits with 4 if the queue is paused.
 
@@ -105,7 +106,9 @@ def lease(
     """
     del client_id  # used by the session
     spread = max_partitions or min(count, MAX_PARTITIONS)
-    leased = session.client.lease(queue, batch_size=count, request_timeout=wait, lease_timeout=lease_timeout, max_partitions=spread)
+    leased = session.client.lease(
+        queue, batch_size=count, request_timeout=wait, lease_timeout=lease_timeout, max_partitions=spread, runs=runs
+    )
     if not leased.items and "lease" in paused_verbs(session, queue):
         raise SluicewayError("queue_paused", f"queue {queue} is paused for leasing", "queue_name")
     print_items(session, leased.items)

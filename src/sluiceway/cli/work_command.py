@@ -36,6 +36,7 @@ def _one_queue(ctx: click.Context, param: click.Parameter, values: tuple[str, ..
 @click.option("--batch-size", type=WholeNumber(1), help="Call the function with lists of up to this many items.")
 @click.option("--tables", is_flag=True, help="Call the function with Arrow tables of up to --batch-size items (10,000).")
 @click.option("--prefetch", type=WholeNumber(0), default=100, show_default=True, help="Items that may wait in each process.")
+@click.option("--ordered", is_flag=True, help="Lease several items of a key at once, and handle them in order.")
 @duration_option("--lease-timeout", default="1m", help="Lease of an item, renewed while its handler runs.")
 @duration_option("--shutdown-timeout", default="25s", help="Time for handlers to finish after SIGTERM or Ctrl-C.")
 @click.option("--error-messages/--no-error-messages", default=True, help="Record the message of an exception, not only its type.")

@@ -174,7 +174,7 @@ def check_batch_size(batch_size: int) -> None:
 
 
 def new_lease_manager(
-    prefetch: int, lease_timeout: Duration, linger: Duration, patience: float, wait_for_queue: bool = False
+    prefetch: int, lease_timeout: Duration, linger: Duration, patience: float, wait_for_queue: bool = False, ordered: bool = False
 ) -> LeaseManager:
     """Raises `invalid_request`, which names the option."""
     if not 0 <= prefetch <= MAX_ITEMS_ARROW:
@@ -182,4 +182,4 @@ def new_lease_manager(
     lease_millis = millis(lease_timeout, "lease_timeout")
     if not MIN_LEASE_TIMEOUT <= lease_millis <= MAX_LEASE_TIMEOUT:
         raise invalid("lease_timeout", f"expected {MIN_LEASE_TIMEOUT}ms to {MAX_LEASE_TIMEOUT // 86_400_000}d")
-    return LeaseManager(1, prefetch, lease_millis, millis(linger, "linger"), round(patience * 1000), wait_for_queue)
+    return LeaseManager(1, prefetch, lease_millis, millis(linger, "linger"), round(patience * 1000), wait_for_queue, ordered)

@@ -158,6 +158,8 @@ def lease(
     after_lease: str | None = None,
     complete_ids: Iterable[str] = (),
     complete_lease_ids: Iterable[str] = (),
+    *,
+    runs: bool = False,
 ) -> Call[answers.Leased]:
     ids, lease_ids = listed(complete_ids, "complete_ids"), listed(complete_lease_ids, "complete_lease_ids")
     fields = given(
@@ -169,6 +171,7 @@ def lease(
         lease_key=lease_key,
         partition=partition,
         after_lease=after_lease,
+        runs=runs or None,
         complete=given(ids=ids or None, lease_ids=lease_ids or None) or None,
     )
     # Without a key, a repeat would lease other items, and the first ones would stay leased until their lease runs out.

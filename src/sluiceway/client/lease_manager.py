@@ -98,6 +98,50 @@ class _Line:
         self.failures += 1
 
 
+class _Handling(NamedTuple):
+    """An item that is being handled, and since when."""
+
+    item: LeasedItem
+    since: Millis
+
+
+class _KeyOrder:
+    """Which of the held items may be handled, where those of a key are handled one after the other, in the order in which they were leased.
+
+    A key has an entry while an item of it may be handled or is being handled: the items behind that one.
+    """
+
+    def __init__(self) -> None:
+        self._behind: dict[str, deque[LeasedItem]] = {}
+
+    def is_first(self, item: LeasedItem) -> bool:
+        """Whether a new item may be handled now. Otherwise `pop` returns it when its turn comes."""
+        if item.key is None:
+            return True
+        behind = self._behind.get(item.key)
+        if behind is None:
+            self._behind[item.key] = deque()
+            return True
+        behind.append(item)
+        return False
+
+    def behind(self, item: LeasedItem) -> Iterable[LeasedItem]:
+        """The items behind one that may be handled or is being handled."""
+        return () if item.key is None else self._behind.get(item.key, ())
+
+    def pop(self, item: LeasedItem) -> LeasedItem | None:
+        """The item is done with. Returns the one that may be handled now, if there is one."""
+        behind = None if item.key is None else self._behind.get(item.key)
+        if behind:
+            return behind.popleft()
+        if behind is not None and item.key is not None:
+            del self._behind[item.key]
+        return None
+
+    def clear(self) -> None:
+        self._behind.clear()
+
+
 @dataclass
 class LeaseManager:
     """One consumer's items: waiting, being handled, or handled with an outcome that is not yet sent.
@@ -106,6 +150,9 @@ class LeaseManager:
     one `lease_timeout`, by the time that they took so far: items that wait longer could be with another consumer. A lease is extended
     once a third of `lease_timeout` has passed. An outcome waits up to `linger` for others, unless no other items are held. `stop` releases
     the waiting items. Outcomes that cannot be sent within `patience` after that are dropped, and their leases run out.
+
+    With `ordered`, items of a key are handled one after the other. If one is put back, those behind it are released, as the server does
+    itself where the queue orders its items.
     """
 
     concurrency: int
@@ -115,6 +162,7 @@ class LeaseManager:
     patience: Millis
     wait_for_queue: bool = False
     """Whether a queue that does not exist is waited for. Not once it has existed: then it was deleted."""
+    ordered: bool = False
     handler_time: float | None = None
     """Moving average of the time that an item is being handled, in milliseconds; None before the first one was."""
     error: CallError | None = None
@@ -127,11 +175,12 @@ class LeaseManager:
     _abandon_at: Millis | None = None
     _leases: dict[str, _Lease] = field(default_factory=dict)
     _lease_of: dict[str, str] = field(default_factory=dict)
-    _waiting: deque[str] = field(default_factory=deque)
     _items: dict[str, LeasedItem] = field(default_factory=dict)
     """The waiting items by id."""
-    _running: dict[str, Millis] = field(default_factory=dict)
-    """The items being handled, and since when."""
+    _waiting: deque[LeasedItem] = field(default_factory=deque)
+    """Those that may be handled now, in order, and some that wait no longer."""
+    _order: _KeyOrder = field(default_factory=_KeyOrder)
+    _running: dict[str, _Handling] = field(default_factory=dict)
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
     _handler_times: dict[str, Millis] = field(default_factory=dict)
     """How long items were handled whose outcome is not confirmed."""
@@ -212,7 +261,7 @@ class LeaseManager:
             return 0
         prefetch = self._affordable_prefetch()
         room = prefetch - self.waiting + max(0, self.concurrency - len(self._running))
-        return room if room > 0 and (not self._items or room * 2 >= self.concurrency + prefetch) else 0
+        return room if room > 0 and (self._next() is None or room * 2 >= self.concurrency + prefetch) else 0
 
     def _affordable_prefetch(self) -> int:
         """How many items may wait: `prefetch`, or what the handlers can finish within a lease beside what they are at."""
@@ -249,7 +298,8 @@ class LeaseManager:
                 self._leases[lease_id].ids.add(item.id)
                 self._lease_of[item.id] = lease_id
                 self._items[item.id] = item
-                self._waiting.append(item.id)
+                if not self.ordered or self._order.is_first(item):
+                    self._waiting.append(item)
         for lease_id in [lease_id for lease_id, lease in self._leases.items() if not lease.ids]:
             del self._leases[lease_id]
         if self.stopping:
@@ -263,30 +313,33 @@ class LeaseManager:
             self._may_stop(error)
 
     def take(self, now: Millis) -> LeasedItem | None:
-        """Return the next item and count it as being handled. None if no item waits or `concurrency` items are being handled."""
+        """Return the next item and count it as being handled. None if no item may be handled or `concurrency` items are being handled."""
         if self.stopping or len(self._running) >= self.concurrency:
             return None
-        while self._waiting:
-            item = self._items.pop(self._waiting.popleft(), None)
-            if item is not None:
-                self._running[item.id] = now
-                return item
-        return None
+        item = self._next()
+        if item is not None:
+            del self._items[self._waiting.popleft().id]
+            self._running[item.id] = _Handling(item, now)
+        return item
 
     def finish(self, item_id: str, outcome: Outcome, now: Millis) -> None:
         """The item was handled. The outcome is dropped if the item is lost or was finished before."""
-        since = self._running.pop(item_id, None)
-        if since is None:
+        handling = self._running.pop(item_id, None)
+        if handling is None:
             return
+        item, since = handling
         before = now - since if self.handler_time is None else self.handler_time
         self.handler_time = before + _LATEST * (now - since - before)
         if item_id in self.lost:
             self.lost.remove(item_id)
-            return
-        if not self._outcomes:
-            self._settle_at = now + self.linger
-        self._handler_times[item_id] = now - since
-        self._outcomes[item_id] = replace(outcome, handler_time=f"{now - since}ms") if isinstance(outcome, Retry) else outcome
+        else:
+            if not self._outcomes:
+                self._settle_at = now + self.linger
+            self._handler_times[item_id] = now - since
+            self._outcomes[item_id] = replace(outcome, handler_time=f"{now - since}ms") if isinstance(outcome, Retry) else outcome
+            if isinstance(outcome, Retry) and not outcome.dead:
+                self._release_behind(item)
+        self._let_next(item)
 
     def extended(self, asked: Sequence[str], lease_ids: Iterable[str], now: Millis, sent_at: Millis) -> None:
         """The extend call sent at `sent_at` extended the leases `lease_ids`. The other leases in `asked` are lost."""
@@ -361,10 +414,29 @@ class LeaseManager:
         if self.error is not None:
             self.stop()
 
+    def _next(self) -> LeasedItem | None:
+        """The first item that may be handled now; None: there is none."""
+        while self._waiting and self._waiting[0].id not in self._items:
+            self._let_next(self._waiting.popleft())
+        return self._waiting[0] if self._waiting else None
+
+    def _let_next(self, item: LeasedItem) -> None:
+        """The item is done with: the one behind it may be handled, after those of other keys that wait."""
+        following = self._order.pop(item)
+        if following is not None:
+            self._waiting.append(following)
+
+    def _release_behind(self, item: LeasedItem) -> None:
+        """The item is put back: those behind it must not be handled before it."""
+        for each in self._order.behind(item):
+            if self._items.pop(each.id, None) is not None:
+                self._outcomes[each.id] = RELEASED
+
     def _release_waiting(self) -> None:
         self._outcomes |= dict.fromkeys(self._items, RELEASED)
         self._items.clear()
         self._waiting.clear()
+        self._order.clear()
 
     def _abandon(self) -> list[str]:
         """Release what is being handled; return its ids."""

@@ -523,7 +523,7 @@ def _deleted(message: Any, answer: bytes) -> Message:
 
 CALLS: Final[dict[str, Form]] = {
     "/v1/queue.produce": Form("ProduceRequest", _produce, _done),
-    "/v1/queue.lease": Form("LeaseRequest", lambda m: _on_queue(m, "client_id", "batch_size", "request_timeout"), _leased),
+    "/v1/queue.lease": Form("LeaseRequest", lambda m: _on_queue(m, "client_id", "batch_size", "request_timeout", "runs"), _leased),
     "/v1/queue.complete": Form("CompleteRequest", lambda m: {**_on_queue(m, "partition", "request_timeout"), "ids": [*m.ids]}, _done),
     "/v1/queue.retry": Form("RetryRequest", _retry, _done),
     "/v1/queue.clear": Form("ClearRequest", _clear, _done),

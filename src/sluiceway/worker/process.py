@@ -82,6 +82,7 @@ class WorkerProcess:
         options = self._options
         return {
             "prefetch": options.prefetch,
+            "ordered": options.ordered,
             "lease_timeout": options.lease_timeout,
             "error_messages": options.error_messages,
             "retry_for": RETRY_FOR,

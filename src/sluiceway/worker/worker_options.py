@@ -22,6 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tables: bool = False
     processes: int = 1
     prefetch: int = 100
+    ordered: bool = False
     lease_timeout: str = "1m"
     shutdown_timeout: str = SHUTDOWN_TIMEOUT
     error_messages: bool = True

@@ -169,6 +169,7 @@ class AsyncConsumer:
             manager.patience,
             self._error_messages,
             manager.wait_for_queue,
+            manager.ordered,
         )
         if manager.stopping:
             self._tables.stop(0)
@@ -404,7 +405,8 @@ class AsyncConsumer:
 
     async def _lease(self, batch_size: int) -> None:
         lease_timeout = timedelta(milliseconds=self._manager.lease_timeout)
-        call = item_calls.lease(self._queue_name, self._client_id, batch_size, POLL, lease_timeout, LEASE_PARTITIONS, None)
+        runs = self._manager.ordered
+        call = item_calls.lease(self._queue_name, self._client_id, batch_size, POLL, lease_timeout, LEASE_PARTITIONS, None, runs=runs)
         try:
             answer = await self._attempt(call)
         except CallError as error:

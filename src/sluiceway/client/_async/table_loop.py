@@ -48,10 +48,11 @@ class TableLoop:
         patience: Millis,
         error_messages: bool,
         wait_for_queue: bool,
+        runs: bool,
     ) -> None:
         self._attempt, self._queue_name, self._client_id = attempt, queue_name, client_id
         self._lease_timeout, self._patience, self._error_messages = lease_timeout, patience, error_messages
-        self._wait_for_queue = wait_for_queue
+        self._wait_for_queue, self._runs = wait_for_queue, runs
         self._stopping = asyncio.Event()
         self._abandoning = asyncio.Event()
         self._abandon_timer: asyncio.TimerHandle | None = None
@@ -95,9 +96,9 @@ class TableLoop:
         failures = 0
         while not self._stopping.is_set():
             lease_timeout = timedelta(milliseconds=self._lease_timeout)
-            call = item_calls.lease(self._queue_name, self._client_id, batch_size, POLL, lease_timeout, None, None).as_arrow(read_leased)
+            call = item_calls.lease(self._queue_name, self._client_id, batch_size, POLL, lease_timeout, None, None, runs=self._runs)
             try:
-                leased = await _unless(self._stopping, self._attempt(call), LAST_ANSWER)
+                leased = await _unless(self._stopping, self._attempt(call.as_arrow(read_leased)), LAST_ANSWER)
             except CallError as error:
                 if is_final(error) and not (self._wait_for_queue and error.code == "queue_not_found"):
                     raise

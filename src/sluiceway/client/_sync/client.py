@@ -245,6 +245,7 @@ class Client:
         lease_key: str | None = None,
         partition: int | None = None,
         after_lease: str | None = None,
+        runs: bool = False,
         complete_ids: Iterable[str] = (),
         complete_lease_ids: Iterable[str] = (),
     ) -> answers.Leased:
@@ -254,6 +255,9 @@ class Client:
         until the lease deadline, which is `lease_timeout` (the queue's) from now. A repeated `lease_key` returns the live leases of its
         first use and takes no other items. With a `partition`, items come from that partition only; with `after_lease` as well, a lease of
         that partition, raises `stale_ids` if this client has completed a later lease of the partition.
+
+        In a queue with `order`, a lease has one item of a key. With `runs` it may have several: handle them in the order of the answer, and
+        none after one that you put back, since those behind it are released with it.
 
         The same call completes `complete_ids` and `complete_lease_ids`, items and leases that were handled. `completed` has the result, as
         `complete` returns it. If that is None, or the call fails, complete them again, which is safe.
@@ -270,6 +274,7 @@ class Client:
             after_lease,
             complete_ids,
             complete_lease_ids,
+            runs=runs,
         )
         return self._channel.run(call)
 
@@ -284,6 +289,7 @@ class Client:
         lease_key: str | None = None,
         partition: int | None = None,
         after_lease: str | None = None,
+        runs: bool = False,
         complete_ids: Iterable[str] = (),
         complete_lease_ids: Iterable[str] = (),
     ) -> LeasedTable:
@@ -302,6 +308,7 @@ class Client:
             after_lease,
             complete_ids,
             complete_lease_ids,
+            runs=runs,
         )
         return self._channel.run(call.as_arrow(read_leased))
 
@@ -533,6 +540,7 @@ class Client:
         retry_for: Duration | None = None,
         error_messages: bool = True,
         wait_for_queue: bool = False,
+        ordered: bool = False,
     ) -> Consumer:
         """Return a consumer, which leases items, keeps their leases alive, and settles them.
 
@@ -540,13 +548,17 @@ class Client:
         Leases last `lease_timeout`, and are extended while their items are held. An outcome waits up to `linger` for others. When the
         consumer stops, it repeats unsent outcomes for `retry_for` (the client's). With `error_messages` false, only the type of a handler's
         exception is recorded as the reason: the message may contain data of the item. With `wait_for_queue`, the consumer waits for a queue
-        that does not exist yet, instead of failing. Raises `invalid_request` for an option out of bounds.
+        that does not exist yet, instead of failing.
+
+        With `ordered`, for a queue with `order`, it leases several items of a key at once, and handles them one after the other, other keys
+        beside them. If one is put back, it does not begin those behind it: they come again after it. A list of `run_batches` has one item
+        of a key; a table of `run_tables` may have several. Raises `invalid_request` for an option out of bounds.
         """
         # Imported here because a consumer needs asyncio, and importing that adds half to the start-up time of the command line.
         from sluiceway.client._sync.consumer import open_consumer
 
         manager = consumer_common.new_lease_manager(
-            prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._channel.retry_for), wait_for_queue
+            prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._channel.retry_for), wait_for_queue, ordered
         )
         return open_consumer(self._channel, queue_name, self.client_id, manager, error_messages)
 
