@@ -270,3 +270,15 @@ def test_random_histories_beside_a_model(block: int) -> None:
             World(seed).live()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("wants", [[2], [1, 1]])
+def test_a_key_that_was_at_rest_is_served_before_one_that_has_had_its_turn(wants: list[int]) -> None:
+    rig = Rig()
+    rig.follow(Rules(0, keys=FAIR))
+    rig.produce([Row(b"a%d" % number, key="a") for number in range(200)], START)
+    rig.produce([Row(b"b0", key="b")], START)
+    rig.commit()
+    leases = [rig.machine.lease(want, "c", START + 100, START) for want in wants]
+    served = [each.payload for lease in leases if lease is not None for each in rig.served(open_slices(lease))]
+    assert served == [b"a0", b"b0"]
