@@ -46,10 +46,10 @@ def together(parts: Sequence[Division], outcomes: Sequence[Outcome], request: Pr
 
 def _error(errors: Sequence[BaseException], parts: int, request: Produce) -> BaseException:
     for error in errors:
-        if not isinstance(error, SluicewayError) or error.code not in ("outcome_unknown", "unavailable"):
-            return error
-    surely_nothing = len(errors) == parts and all(isinstance(each, SluicewayError) and each.code == "unavailable" for each in errors)
-    if surely_nothing:
+        if not isinstance(error, SluicewayError) or error.code == "key_conflict":
+            return error  # to repeat the call would not help
+    if len(errors) == parts and not any(isinstance(each, SluicewayError) and each.code == "outcome_unknown" for each in errors):
         return errors[0]
+    # Any other code says that nothing was stored: a client may repeat the call under another idempotency key.
     what = "repeat the call: the idempotency key stores what is missing" if request.key is not None else "the others are stored"
     return SluicewayError("outcome_unknown", f"{len(errors)} of the {parts} parts into which the keys divide the call failed; {what}")
