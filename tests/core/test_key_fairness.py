@@ -134,6 +134,7 @@ def test_a_rate_is_kept_and_used_up() -> None:
     rig = rig_of(rules)
     produce(rig, "a", 1_000)
     produce(rig, "b", 1_000)
+    assert rig.machine.next_timer() == 0
     times: dict[str, list[int]] = {"a": [], "b": []}
     now = START
     for _ in range(3_000):

@@ -169,6 +169,8 @@ class KeyFlows:
 
     def wakes_at(self) -> Millis | None:
         """When a key may be served again that has used its rate up; None: there is none."""
+        if self._since is None and self.rules.interval and self._numbers:
+            return 0
         return ceil(self._wakes[0][0]) if self._wakes else None
 
     def wake(self, now: Millis) -> None:
