@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from sluiceway.contract.queue_settings import KeyRate, QueueSettings
-from sluiceway.core.partition.key_flows import KeyRules, key_rules
+from sluiceway.core.partition.key_flows import TURN_ITEMS, TURNS, KeyRules, key_rules
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.model.changes import Changes
@@ -94,7 +94,7 @@ def test_keys_get_their_shares(size: int) -> None:
     for key, weight in weights.items():
         share = 20 * weight
         # One turn more or less than others.
-        turn = max(1, size // len(weights)) * weight
+        turn = max(1, size // len(weights), min(TURN_ITEMS, size // TURNS)) * weight
         assert abs(found[key] - share) <= 0.05 * share + turn, (key, found[key], share)
 
 

@@ -31,6 +31,8 @@ from sluiceway.model.item_keys import NO_KEY, hash_of
 from sluiceway.model.requests import Offsets
 
 NOWHERE, FRESH, TURN = range(3)
+TURN_ITEMS, TURNS = 16, 8
+"""Items of a key's turn, at least, where a lease asks for so many that it has that many turns."""
 _NONE = -1
 NO_WEIGHTS: Mapping[int, int] = MappingProxyType({})
 
@@ -329,7 +331,7 @@ class KeyFlows:
         weights = self.rules.weights
         if self.rules.interval:
             self.wake(taking.now)
-        quantum = max(1, taking.want // max(1, len(self._fresh) + len(self._turn)))
+        quantum = self._quantum(taking.want)
         while taking.goes_on and (self._fresh or self._turn):
             line = self._next_line()
             number = line.popleft()
@@ -358,6 +360,12 @@ class KeyFlows:
             if self._waiting[number]:
                 self._update(number)
         return taken
+
+    def _quantum(self, want: int) -> int:
+        """Items of a key's turn. A lease that took little of every key would cost most, and keep keys in order from all other consumers."""
+        if not self.rules.fair:
+            return want
+        return max(1, want // max(1, len(self._fresh) + len(self._turn)), min(TURN_ITEMS, want // TURNS))
 
     def _next_line(self) -> deque[int]:
         """Fresh keys come first, but for no longer than a round of all takes: there may be new ones all the time."""
