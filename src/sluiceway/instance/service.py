@@ -44,6 +44,8 @@ from sluiceway.instance.adoption_mark import check_not_adopted
 from sluiceway.instance.backend_changes import BackendChanges
 from sluiceway.instance.health import check_backends, check_meta, check_partitions
 from sluiceway.instance.problem_watch import ProblemWatch
+from sluiceway.instance.schedule_driver import ScheduleDriver
+from sluiceway.instance.schedules import Schedules
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import COMPACTION_INTERVAL
@@ -207,6 +209,8 @@ class Service:
             self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self._changes, self
         )
         self._backend_changes = BackendChanges(self._meta, self._catalog, self.ownership, self._audit, self._backends, self._changes)
+        self.schedules = Schedules(self._meta, self._audit)
+        self.schedule_driver = ScheduleDriver(self.schedules, self.ownership, self._meta, self._catalog.find, self.produce)
         grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
         self._context = SharedContext(
             self._backends.get,
@@ -228,6 +232,7 @@ class Service:
         if not self.ownership.is_alone:
             self._begin_to_follow()
         await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
+        await self.schedule_driver.start()
         self._spawn(self._rebalancing.coordinator.run())
         self._spawn(self._keep_compact())
         if self.room.disks:
@@ -281,6 +286,7 @@ class Service:
 
     async def stop(self) -> None:
         """Finish requests in flight and release the directory. Waiting leases are answered empty."""
+        await self.schedule_driver.stop()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -302,6 +308,7 @@ class Service:
 
     async def catch_up(self) -> None:
         """Carry out all that is due, after the clock was moved ahead."""
+        await self.schedule_driver.catch_up()
         await asyncio.gather(*(driver.catch_up() for driver in self._drivers.values()))
 
     @property
@@ -331,10 +338,12 @@ class Service:
         # Ownership of a partition may have arrived before the record that lists it.
         driver.gain(self.ownership.tokens(record))
         self._rebalancing.coordinator.heard(record)
+        self.schedule_driver.poke()
 
     def forgotten(self, record: QueueRecord) -> None:
         """Handle a deleted queue."""
         self._rebalancing.coordinator.heard(record)
+        self.schedule_driver.poke()
         task = asyncio.create_task(self._drivers.pop(record.queue_name).stop())
         self._endings[record.incarnation] = task
         task.add_done_callback(lambda _: self._endings.pop(record.incarnation, None))
@@ -343,12 +352,14 @@ class Service:
         driver = self._driver_of(incarnation)
         if driver is not None and driver.record.partition(partition) is not None:
             driver.gain({partition: token})
+            self.schedule_driver.poke()
         elif driver is None or partition >= driver.record.given:
             # Another instance has just created the partition, or its queue. Once the record is known, its owned partitions are looked up.
             self._spawn(self._following.follow())
 
     async def lost(self, incarnation: str, partition: int) -> None:
         driver = self._driver_of(incarnation)
+        self.schedule_driver.poke()
         if driver is not None:
             # Losses arrive one by one. Together they get the time of one, or the lease would run out meanwhile.
             now = system.steady()

@@ -99,6 +99,13 @@ KINDS: dict[str, ErrorKind] = {
         "No rebalance has this id, or it ended so long ago that its record was removed.",
         "Find the id with `rebalances.list`. `audit.list` keeps the outcome for longer.",
     ),
+    "schedule_not_found": ErrorKind(
+        404,
+        False,
+        "The schedule does not exist",
+        "No schedule has this name, or the API key may not use the queue of the schedule.",
+        "Check the name with `schedules.list`. A key sees the schedules of the queues that it may read.",
+    ),
     "capture_not_found": ErrorKind(
         404,
         False,
@@ -128,6 +135,13 @@ KINDS: dict[str, ErrorKind] = {
         "The queue already exists",
         "`queues.create` was called with the name of an existing queue. Nothing was changed.",
         "Choose another name, or change the existing queue with `queues.update`.",
+    ),
+    "schedule_exists": ErrorKind(
+        409,
+        False,
+        "The schedule already exists",
+        "`schedules.create` was called with the name of an existing schedule. Nothing was changed.",
+        "Choose another name, or change the existing schedule with `schedules.update`.",
     ),
     "queue_not_empty": ErrorKind(
         409,

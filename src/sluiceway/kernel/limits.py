@@ -86,6 +86,18 @@ MAX_LEASE_TIMEOUT = 30 * 86_400_000
 MAX_SCHEDULE = 366 * 86_400_000
 """Milliseconds into the future that an item may be scheduled."""
 
+MAX_SCHEDULES = 100_000
+"""Schedules of one meta store: every instance holds all in memory, about 1.5 KB each with a small item."""
+
+MAX_SCHEDULE_ITEM = 64 << 10
+"""Bytes of a schedule's item with its fields, as JSON: it lies in the meta store, and in the memory of every instance."""
+
+MAX_JITTER = 86_400_000
+"""Milliseconds by which the firings of a schedule may be spread."""
+
+MAX_CATCH_UP = 1_000
+"""Missed times of a schedule that are fired once it can be: two weeks of one that fires every twenty minutes."""
+
 KEY_WINDOW = 86_400_000
 """Milliseconds an ungrouped idempotency key is remembered; requests may ask for less."""
 

@@ -46,6 +46,7 @@ from sluiceway.server.peer_calls import PeerCalls
 from sluiceway.server.queue_calls import QueueCalls
 from sluiceway.server.rebalance_calls import RebalanceCalls
 from sluiceway.server.response_buffer import BUILT_ALONE, PIECE, AnswerMemory
+from sluiceway.server.schedule_calls import ScheduleCalls
 from sluiceway.server.ui import site as ui
 from sluiceway.wire import answers, peer, protobuf
 
@@ -121,6 +122,7 @@ class App:
             queues,
             InspectionCalls(service, self.answer_memory),
             RebalanceCalls(service),
+            ScheduleCalls(service),
             InstanceCalls(service),
         )
         self.endpoints = [*(endpoint for room in rooms for endpoint in room.endpoints()), *fittings.endpoints]

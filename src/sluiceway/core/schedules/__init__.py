@@ -1,0 +1,1 @@
+"""Schedules: which times an expression means, and which of them are to be fired."""
