@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from difflib import get_close_matches
 from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
@@ -12,7 +12,6 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 
 _DAY: Millis = 86_400_000
-_MAX_DAYS = 10_000
 
 
 class _Utc:
@@ -21,27 +20,13 @@ class _Utc:
 
 
 class _Known:
-    """A zone with the offsets of the days that it was asked about. Most days have one, which is cheaper than a look."""
-
     def __init__(self, zone: ZoneInfo) -> None:
         self._zone = zone
-        self._days: dict[int, Millis | None] = {}
-        """The offset during a day of UTC; None: it changes."""
 
     def offset(self, at: Millis) -> Millis:
-        day = at // _DAY
-        if day not in self._days:
-            if len(self._days) >= _MAX_DAYS:
-                self._days.clear()
-            first, last = self._look(day * _DAY), self._look(day * _DAY + _DAY - 1_000)
-            self._days[day] = first if first == last else None
-        known = self._days[day]
-        return self._look(at) if known is None else known
-
-    def _look(self, at: Millis) -> Millis:
-        offset = datetime.fromtimestamp(at // 1_000, UTC).astimezone(self._zone).utcoffset()
+        offset = datetime.fromtimestamp(at // 1_000, self._zone).utcoffset()
         assert offset is not None, "every zone of the database has one"
-        return round(offset.total_seconds()) * 1_000
+        return offset.days * _DAY + offset.seconds * 1_000
 
 
 @cache

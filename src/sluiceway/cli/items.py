@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sluiceway.client.item_calls import State
 
 
-def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
     """Parses a time; without a zone it is the local one."""
     try:
         return None if value is None else datetime.fromisoformat(value).astimezone()
@@ -33,7 +33,7 @@ def _moment(ctx: click.Context, param: click.Parameter, value: str | None) -> da
         raise click.BadParameter(f"{value!r} is not a time such as 2026-01-31T08:00:00Z", ctx, param) from None
 
 
-def _headers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
     """Parses headers of the form NAME=VALUE."""
     for value in values:
         if "=" not in value:
@@ -47,13 +47,13 @@ def _headers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 @click.option("--file", "file", type=click.Path(exists=True, dir_okay=False), help="Produce each line of this file as an item.")
 @click.option("--key", help="Idempotency key: repeating the command with the same key and lines within 24 hours stores nothing twice.")
 @duration_option("--after", help="Serve the items after this time.")
-@click.option("--at", "due", metavar="TIME", callback=_moment, help="Serve the items from this time on, such as 2026-01-31T08:00:00Z.")
+@click.option("--at", "due", metavar="TIME", callback=moment, help="Serve the items from this time on, such as 2026-01-31T08:00:00Z.")
 @click.option("--kind", help="Kind of the items.")
 @click.option("--encoding", help="Encoding of the payloads.")
 @click.option("--reference", help="Reference of the items, such as the id of an order.")
 @click.option("--item-key", help="Key of the items, such as a customer. Not the idempotency key.")
 @click.option("--item-key-field", metavar="NAME", help="Each line is a JSON object, and this field of it, a text, is the item's key.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=_headers, help="A header. May be repeated.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A header. May be repeated.")
 @click.option("--blank-lines", is_flag=True, help="Blank lines are items, too.")
 @connected
 def produce(

@@ -26,6 +26,7 @@ _MODULES = {
     **dict.fromkeys(("search", "show", "run-now", "move"), "cli.item_search"),
     "drop": "cli.item_outcomes",
     "redrive": "cli.redrive",
+    "schedule": "cli.schedules",
     "partition": "cli.stats",
     "rebalance": "cli.rebalance",
     **dict.fromkeys(("backend", "key", "audit", "events"), "cli.admin"),
@@ -64,6 +65,7 @@ _FIELD_WORDS = {
         ("dlq", "dead", "dead-letters"), "sluiceway stats DEAD_QUEUE --reasons, sluiceway peek DEAD_QUEUE, sluiceway redrive DEAD_QUEUE"
     ),
     **dict.fromkeys(("ui", "dashboard", "web"), f"a browser: the dashboard is the page /ui of the server, such as {DEFAULT_URL}/ui"),
+    **dict.fromkeys(("cron", "schedules", "timer"), "sluiceway schedule create NAME, sluiceway schedule list"),
     **dict.fromkeys(("stop", "down"), "Ctrl-C, or SIGTERM to the server's or worker's process"),
     **dict.fromkeys(("tail", "watch", "logs", "monitor"), "sluiceway events, or sluiceway top"),
     "version": "sluiceway --version",

@@ -63,6 +63,7 @@ from sluiceway.contract.rebalances import (
     RebalancePlan,
     RebalanceProgress,
 )
+from sluiceway.contract.schedule_answers import LastFailure, LastFired, ScheduleInfo, SchedulePage, ScheduleRun
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ __all__ = [
     "Item",
     "KeyInfo",
     "KeyPage",
+    "LastFailure",
+    "LastFired",
     "Lease",
     "Leased",
     "LeasedItem",
@@ -143,6 +146,9 @@ __all__ = [
     "Retry",
     "RetryItem",
     "Round",
+    "ScheduleInfo",
+    "SchedulePage",
+    "ScheduleRun",
     "Sent",
     "Settings",
     "SluicewayError",

@@ -76,7 +76,8 @@ class Verdict:
     reason: str | None = None
 
 
-def _wire_item(item: object) -> dict[str, object]:
+def wire_item(item: object) -> dict[str, object]:
+    """The fields of an `Item`, or of one that has only this payload. Raises `invalid_request`."""
     if not isinstance(item, Item):
         item = Item(item)
     payload, encoding = encoded(item.payload, item.encoding, "items")
@@ -123,7 +124,7 @@ def produce(
     key: Key,
 ) -> Call[answers.Produced]:
     those = listed(items, "items")
-    fields = {"queue_name": queue_name, "items": [_wire_item(item) for item in those], **key.fields()}
+    fields = {"queue_name": queue_name, "items": [wire_item(item) for item in those], **key.fields()}
     made = call("/v1/queue.produce", answers.Produced, fields, repeatable=key.key is not None, request_timeout=request_timeout)
     if key.is_generated:
         return replace(made, rekey=lambda other: produce(queue_name, those, request_timeout, key._replace(key=other)))

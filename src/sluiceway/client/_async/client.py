@@ -9,7 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from sluiceway.client import admin_calls, answers, consumer_common, item_calls, producer_common, queue_calls, rebalance_calls
+from sluiceway.client import (
+    admin_calls,
+    answers,
+    consumer_common,
+    item_calls,
+    producer_common,
+    queue_calls,
+    rebalance_calls,
+    schedule_calls,
+)
 from sluiceway.client._async.channel import AsyncChannel
 from sluiceway.client._async.producer import AsyncProducer
 from sluiceway.client.http_exchange import DEFAULT_URL, Endpoint, generated_key, new_key, seconds
@@ -22,6 +31,7 @@ from sluiceway.contract.consumer_answers import ConsumerPage
 from sluiceway.contract.history_answers import QueueHistory
 from sluiceway.contract.problem_answers import ProblemList
 from sluiceway.contract.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+from sluiceway.contract.schedule_answers import CatchUp, ScheduleInfo, SchedulePage, ScheduleRun
 
 if TYPE_CHECKING:
     from sluiceway.client._async.consumer import AsyncConsumer
@@ -41,9 +51,10 @@ class AsyncClient:
     A failed attempt is repeated for `retry_for`, with growing, jittered pauses. An attempt that surely did nothing but may succeed later
     (`unavailable`, `storage_full`, `queue_paused`, `too_many_requests`, no connection) is repeated for every call. An attempt whose outcome
     is unknown is repeated only if that is safe: not for `create_queue`, `delete_queue`, `redrive` (but for a dry run), `rebalance`,
-    `rebalance_many`, `cancel_rebalance`, `create_key`, an `update_queue` with a `version`, a `lease` without a `lease_key`, and a produce
-    without a key. A call that is not repeated again raises its last error, or `outcome_unknown` if an earlier attempt may have taken
-    effect. A single attempt takes at most its `request_timeout` (30 s) and a few seconds. `retry_for="0s"` never repeats.
+    `rebalance_many`, `cancel_rebalance`, `create_key`, `create_schedule`, `run_schedule`, `delete_schedule`, an `update_queue` with a
+    `version`, a `lease` without a `lease_key`, and a produce without a key. A call that is not repeated again raises its last error, or
+    `outcome_unknown` if an earlier attempt may have taken effect. A single attempt takes at most its `request_timeout` (30 s) and a few
+    seconds. `retry_for="0s"` never repeats.
 
     With `generate_keys`, a produce without a key is given a generated one, so that repeating it never stores an item twice. The server
     remembers that key for ten minutes (longer if the call may take longer), and at most a million keys per partition.
@@ -760,6 +771,78 @@ class AsyncClient:
         Raises `capture_not_found`, and `unavailable` if the capture's log cannot be read.
         """
         return await self._channel.run(admin_calls.get_tasks(name))
+
+    # -- schedules -----------------------------------------------------------------------------------------------------
+
+    async def create_schedule(
+        self,
+        name: str,
+        *,
+        cron: str,
+        queue_name: str,
+        item: object,
+        timezone: str | None = None,
+        jitter: Duration | None = None,
+        catch_up: CatchUp | None = None,
+        paused: bool = False,
+    ) -> ScheduleInfo:
+        """Create a schedule that produces `item`, a payload or an `Item`, at the times of `cron` (`*/5 * * * *`, `@hourly`), and return it.
+
+        `timezone` is an IANA name (UTC). Each firing is delayed by a part of `jitter`, always the same one. `catch_up` says which of the
+        times that nobody could fire are fired later: the `last` one (the default), `all`, or none (`skip`). Raises `schedule_exists`,
+        `queue_not_found`, and `invalid_request` for an expression that is wrong or never comes.
+        """
+        call = schedule_calls.create_schedule(name, queue_name, cron, item, timezone, jitter, catch_up, paused)
+        return await self._channel.run(call)
+
+    async def get_schedule(self, name: str) -> ScheduleInfo:
+        """Return a schedule with its next and its latest firing. Raises `schedule_not_found`, as every call on a schedule does."""
+        return await self._channel.run(schedule_calls.get_schedule(name))
+
+    async def list_schedules(self, *, queue_name: str | None = None, pivot: str | None = None, limit: int | None = None) -> SchedulePage:
+        """Return a page of up to `limit` schedules (100; at most 1,000) by name, beginning after `pivot`: of one queue, or of all.
+
+        Pass the page's `next` as the `pivot` of the next page.
+        """
+        return await self._channel.run(schedule_calls.list_schedules(queue_name, pivot, limit))
+
+    async def update_schedule(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        item: object = None,
+        timezone: str | None = None,
+        jitter: Duration | None = None,
+        catch_up: CatchUp | None = None,
+    ) -> ScheduleInfo:
+        """Change what is given, and return the schedule. A new `cron` or `timezone` counts from now on; a new `item` replaces all of the
+        old one."""
+        return await self._channel.run(schedule_calls.update_schedule(name, cron, item, timezone, jitter, catch_up))
+
+    async def pause_schedule(self, name: str) -> ScheduleInfo:
+        """Pause a schedule, and return it. The times of the pause are not fired, later either."""
+        return await self._channel.run(schedule_calls.pause_schedule(name, True))
+
+    async def resume_schedule(self, name: str) -> ScheduleInfo:
+        """Resume a paused schedule, and return it."""
+        return await self._channel.run(schedule_calls.pause_schedule(name, False))
+
+    async def run_schedule(self, name: str) -> ScheduleRun:
+        """Produce the schedule's item now, in addition to its times, even if it is paused. Raises as a produce does."""
+        return await self._channel.run(schedule_calls.run_schedule(name))
+
+    async def delete_schedule(self, name: str) -> None:
+        """Delete a schedule. Its items stay."""
+        await self._channel.run(schedule_calls.delete_schedule(name))
+
+    async def next_times(
+        self, cron: str, *, timezone: str | None = None, count: int | None = None, after: datetime | None = None
+    ) -> list[datetime]:
+        """Return the next `count` times (5; at most 100) of an expression, in UTC, after now or `after`. Makes no schedule."""
+        return (await self._channel.run(schedule_calls.next_times(cron, timezone, count, after))).times
+
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def events(self, *, queue_name: str | None = None, types: Iterable[str] | None = None) -> AsyncGenerator[answers.Event, None]:
         """Yield the server's events as they happen, without end: those of one queue, or of some types, if given.

@@ -7,6 +7,7 @@ that it shows twice fires once, and the moments rise with the times.
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 from typing import Protocol
 
 from sluiceway.core.schedules.cron import Cron
@@ -20,7 +21,7 @@ class Zone(Protocol):
     """A time zone's clock."""
 
     def offset(self, at: Millis) -> Millis:
-        """How far the clock is ahead of UTC at that moment. Changes at most once within two days."""
+        """How far the clock is ahead of UTC at that moment. Changes at most once within three days."""
         ...
 
 
@@ -61,16 +62,22 @@ class Timetable:
     def _moment(self, minute: int) -> Millis:
         """The first moment at which the clock shows that minute, or a later one."""
         shown = minute * MINUTE
-        day = shown // _DAY * _DAY
-        # Moments before and after any at which a clock can show a time of this day.
-        early, late = day - _DAY, day + 2 * _DAY
-        before, after = self._zone.offset(early), self._zone.offset(late)
-        if before == after:
-            return shown - before
-        while late - early > 1_000:
-            middle = (early + late) // 2_000 * 1_000
-            if self._zone.offset(middle) == before:
-                early = middle
-            else:
-                late = middle
-        return shown - before if shown - before < late else max(late, shown - after)
+        before, after, change = _offsets(self._zone, shown // _DAY)
+        return shown - before if shown - before < change else max(change, shown - after)
+
+
+@lru_cache(8_192)
+def _offsets(zone: Zone, day: int) -> tuple[Millis, Millis, Millis]:
+    """The offsets around a day of the zone's clock, and from when on the second one holds."""
+    # Moments before and after any at which a clock can show a time of this day.
+    early, late = (day - 1) * _DAY, (day + 2) * _DAY
+    before, after = zone.offset(early), zone.offset(late)
+    if before == after:
+        return before, after, late
+    while late - early > 1_000:
+        middle = (early + late) // 2_000 * 1_000
+        if zone.offset(middle) == before:
+            early = middle
+        else:
+            late = middle
+    return before, after, late
