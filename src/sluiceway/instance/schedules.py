@@ -66,7 +66,7 @@ class Schedules:
 
     async def _follow(self) -> None:
         view = await self._read([INDEX])
-        index = _index_of(view)
+        index = index_of(view)
         behind = index.version - self._version
         if behind == 0:
             return
@@ -78,7 +78,7 @@ class Schedules:
         else:
             # Of one moment, the index included.
             view = await self._read([INDEX], [SCHEDULE, FIRED])
-            index = _index_of(view)
+            index = index_of(view)
             found = [key.removeprefix(SCHEDULE) for key in view.entries if key.startswith(SCHEDULE)]
             for name in {*found, *self._records}:
                 self._take(name, view)
@@ -215,7 +215,7 @@ class Schedules:
                 before = None if entry is None else _record(entry.value)
                 after = decide(before)
                 queue_name = next(each.queue_name for each in (after, before) if each is not None)
-                index = _index_of(view).changed(name, (after is not None) - (before is not None))
+                index = index_of(view).changed(name, (after is not None) - (before is not None))
                 if index.count > MAX_SCHEDULES:
                     raise SluicewayError("invalid_request", f"there are {MAX_SCHEDULES:,} schedules, which is the maximum; delete some")
                 key, note = self._audit.entry(action, by, queue_name, {"name": name, **detail})
@@ -264,7 +264,8 @@ def _existing(record: ScheduleRecord | None, name: str, permit: Callable[[str], 
     return record
 
 
-def _index_of(view: View) -> ScheduleIndex:
+def index_of(view: View) -> ScheduleIndex:
+    """The index of a view that has it, if there is one."""
     entry = view.entries.get(INDEX)
     return ScheduleIndex() if entry is None else _index(entry.value)
 
