@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
+from sluiceway.adapters import system
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.instance.service import Service
+from sluiceway.kernel.clock import Millis
 from sluiceway.model.backends import BackendSettings
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Disposition, Lease, Leased, Produce, Produced, ProduceKey, QueueSpec, Selection, Settle, Settled
+from sluiceway.model.schedule_records import ScheduleRecord
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import Changes, Fence, Least, PartitionRef, PartitionStore, Snapshot, StoreUnavailableError
+from sluiceway.wire.json_schedules import decode_create
 
 PATIENCE = 120.0
 """Seconds a test waits for something that must happen."""
@@ -168,3 +173,25 @@ def spec(name: str, partitions: int = 1, *, max_attempts: int = 0, dead_queue: s
 def total(service: Service, queue: str) -> int:
     """Items of the queue, those on their way to the dead queue included."""
     return sum(each.total + each.transferring for each in service.stats(queue).partitions)
+
+
+def schedule_spec(name: str, queue: str, cron: str = "* * * * *", **fields: object) -> ScheduleRecord:
+    """A new schedule, as a call describes it."""
+    call = {"name": name, "queue_name": queue, "cron": cron, "item": {"utf8": f"of {name}"}, **fields}
+    return decode_create(msgspec.json.encode(call)).record(system.new_incarnation(), system.now())
+
+
+@contextlib.contextmanager
+def moved_ahead() -> Iterator[Callable[[Millis], None]]:
+    """Moves the time of this thread; back again at the end."""
+    total = 0
+
+    def ahead(by: Millis) -> None:
+        nonlocal total
+        total += by
+        system.move_ahead(by)
+
+    try:
+        yield ahead
+    finally:
+        system.move_ahead(-total)

@@ -38,7 +38,7 @@ from sluiceway.model.requests import Disposition, Leased, Produce, ProduceKey
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import Changes, Fence, Least, PartitionRef, PartitionStore, RecordKind, Snapshot
 from tests.cluster.cluster_rig import STEADY, Wires
-from tests.instance.instance_rig import PATIENCE, eventually, lease, payloads, produce, rows, settle, spec
+from tests.instance.instance_rig import PATIENCE, eventually, lease, payloads, produce, rows, schedule_spec, settle, spec
 
 BUCKET: Mapping[str, BackendSettings] = {"bucket": S3Backend(bucket="b")}
 URL = "postgresql://user:password@db:5432/meta?sslmode=disable"
@@ -200,6 +200,9 @@ async def fill(data: Path) -> tuple[Leased, str]:
         leased = await lease(service, "orders", 5, lease_timeout=HOUR)
         await settle(service, "orders", await lease(service, "orders", 2), Disposition("dead", reason="too bad"))
         await service.pause("unused", ["produce"], True)
+        for name in ("nightly", "paused"):
+            await service.schedules.create(schedule_spec(name, "orders", "0 3 1 1 *", paused=name == "paused"), SYSTEM)
+        service.schedule_driver._firings.touched["nightly"] = None
         await eventually(lambda: service.stats("rejects").partitions[0].ready == 2)
     async with keys_of(data) as keys:
         key = await keys.create(KeySpec("reader", ["read:*"]), SYSTEM)
@@ -277,6 +280,8 @@ def test_a_cluster_goes_on_where_the_server_stopped(filled: tuple[Path, Leased, 
             assert sum(each.scheduled for each in service.stats("orders").partitions) == 1
             with pytest.raises(SluicewayError, match="paused"):
                 await produce(service, "unused", "x")
+            assert [*service.schedules.names()] == ["nightly", "paused"]
+            await eventually(lambda: [*service.schedule_driver._firings.held()] == ["nightly"])
         async with keys_of(tmp_path / "other", "memory:") as keys:
             keys._meta = cluster.meta
             assert await keys.find(key) is not None

@@ -60,6 +60,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/queue.search": {},
     "/v1/consumers.list": {},
     "/v1/problems.list": {},
+    "/v1/schedules.create": {"name": "s", "cron": "@daily", "item": {"utf8": "x"}},
     "/v1/consumers.report": {"client_id": "c", "query": {"id": "q", "state": "running"}},
 }
 """What each call on one queue needs beside its name."""
@@ -71,12 +72,22 @@ FIELDS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/storage/items.move", "target"): {"queue_name": OWN, "ids": [ITEM]},
 }
 """Where else a queue is named: the call and its field, and the rest of it."""
-NO_QUEUE = {"/v1/queues.list", "/v1/instances.list", "/v1/rounds.list", "/v1/rebalances.list", "/v1/tasks.list", "/v1/tasks.get"}
+NO_QUEUE = {
+    "/v1/queues.list",
+    "/v1/instances.list",
+    "/v1/rounds.list",
+    "/v1/rebalances.list",
+    "/v1/tasks.list",
+    "/v1/tasks.get",
+    "/v1/schedules.list",
+}
 BY_ID = {"/v1/rebalances.get", "/v1/rebalances.cancel"}
 """Of one queue, which the call does not name: tests/server/test_server_rebalance.py has what they tell of those of others."""
 BY_PATTERN = {"/v1/queues.rebalance"}
 """As those by id."""
-ANY_KEY = {"/v1/keys.self"}
+BY_NAME = {f"/v1/schedules.{verb}" for verb in ("get", "update", "pause", "resume", "run", "delete")}
+"""Of a schedule: tests/server/test_schedule_calls.py has what they tell of those of other queues."""
+ANY_KEY = {"/v1/keys.self", "/v1/schedules.next"}
 PUBLIC = {"/livez", "/healthz", "/readyz", "/health", "/openapi.json", "/docs", "/docs/errors"}
 PAGES = {"/metrics", "/metrics/targets", "/v1/events", "/v1/queue.depth"}
 
@@ -105,7 +116,7 @@ def told(answer: httpx.Response, name: str) -> tuple[int, dict[str, str], str]:
 
 def test_every_endpoint_has_its_case(server: Guarded) -> None:
     on_queues = {endpoint.path for endpoint in server.app.endpoints if endpoint.action != "admin"}
-    assert on_queues == CALLS.keys() | NO_QUEUE | BY_ID | BY_PATTERN | ANY_KEY
+    assert on_queues == CALLS.keys() | NO_QUEUE | BY_ID | BY_NAME | BY_PATTERN | ANY_KEY
     assert {endpoint.path for endpoint in server.app.endpoints if endpoint.action is None} == ANY_KEY
     named = {
         (endpoint.path, field)

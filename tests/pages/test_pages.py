@@ -18,12 +18,20 @@ RUN = (
     "tutorials/first-queue.md",
     "guides/client.md",
     "guides/recipes.md",
+    "guides/schedules.md",
     "guides/workers.md",
     "guides/cluster.md",
     "guides/rebalance.md",
     "guides/operations.md",
 )
-AT_ONCE = ("../README.md", "../client/README.md", "tutorials/first-queue.md", "guides/client.md", "guides/recipes.md")
+AT_ONCE = (
+    "../README.md",
+    "../client/README.md",
+    "tutorials/first-queue.md",
+    "guides/client.md",
+    "guides/recipes.md",
+    "guides/schedules.md",
+)
 """Those that `make test` runs; the others wait for `make test-slow`."""
 SPARK = ("guides/from-kafka.md", "tutorials/spark.md")
 """Run by tests/spark/test_spark_docs.py, in one Spark session: the first starts it, the last stops it."""

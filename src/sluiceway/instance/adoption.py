@@ -30,7 +30,7 @@ from sluiceway.core.queue.queue_history import PREFIX as HISTORY
 from sluiceway.core.queue.scaling_policy import wanted
 from sluiceway.instance.adoption_mark import Mark, put_mark, read_mark
 from sluiceway.instance.api_keys import API_KEY
-from sluiceway.instance.schedules import FIRED, INDEX, SCHEDULE, index_of
+from sluiceway.instance.schedule_catalog import FIRED, INDEX, SCHEDULE, index_of
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.local import stores
 from sluiceway.local.audit_trail import AUDIT, AuditTrail

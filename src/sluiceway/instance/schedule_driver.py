@@ -17,13 +17,13 @@ from sluiceway.adapters import system
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.core.partition.key_slots import home_of_name
 from sluiceway.core.schedules.firings import Firing, Firings
-from sluiceway.instance.schedules import INDEX, Schedules, timetable
+from sluiceway.instance.schedule_catalog import INDEX, Schedules, timetable
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Produce, Produced, ProduceKey
-from sluiceway.model.schedules import Failed, Fired, Progress, ScheduleRecord
+from sluiceway.model.schedule_records import Failed, Fired, Progress, ScheduleRecord
 from sluiceway.ports.meta_store import MetaStore
 from sluiceway.wire.json_schedules import item_for
 
@@ -104,6 +104,7 @@ class ScheduleDriver:
 
     async def catch_up(self) -> None:
         """Fire all that is due, after the clock was moved ahead."""
+        await self._assign()
         while True:
             self._begin()
             if not self._flying:

@@ -44,8 +44,8 @@ from sluiceway.instance.adoption_mark import check_not_adopted
 from sluiceway.instance.backend_changes import BackendChanges
 from sluiceway.instance.health import check_backends, check_meta, check_partitions
 from sluiceway.instance.problem_watch import ProblemWatch
+from sluiceway.instance.schedule_catalog import Schedules
 from sluiceway.instance.schedule_driver import ScheduleDriver
-from sluiceway.instance.schedules import Schedules
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import COMPACTION_INTERVAL

@@ -87,7 +87,7 @@ MAX_SCHEDULE = 366 * 86_400_000
 """Milliseconds into the future that an item may be scheduled."""
 
 MAX_SCHEDULES = 100_000
-"""Schedules of one meta store: every instance holds all in memory, about 1.5 KB each with a small item."""
+"""Schedules of one meta store: every instance holds all in memory, about 2 KB each with a small item."""
 
 MAX_SCHEDULE_ITEM = 64 << 10
 """Bytes of a schedule's item with its fields, as JSON: it lies in the meta store, and in the memory of every instance."""

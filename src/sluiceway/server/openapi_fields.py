@@ -12,6 +12,7 @@ from sluiceway.contract.fields import texts
 from sluiceway.contract.instance_answers import GroupTimes
 from sluiceway.contract.key_answers import KeyInfo
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Setting
+from sluiceway.contract.schedule_answers import ScheduleInfo
 
 _CALLS: Final = {
     "queue_name": "1 to 128 of `A-Z a-z 0-9 _ . -`, not beginning with `.` or `-`.",
@@ -236,6 +237,28 @@ _CONSUMERS: Final = {
     "TasksGetCall.name": "The capture.",
 }
 
+_SCHEDULES: Final = {
+    **{
+        f"{kind}.{name}": text
+        for kind in ("CreateScheduleCall", "UpdateScheduleCall", "NextTimesCall")
+        for name, text in texts(ScheduleInfo).items()
+    },
+    "UpdateScheduleCall.cron": "The new cron expression, from now on; null: as it is.",
+    "UpdateScheduleCall.timezone": "The new time zone, from now on; null: as it is.",
+    "UpdateScheduleCall.jitter": "The new jitter; null: as it is.",
+    "UpdateScheduleCall.catch_up": "What happens with missed times from now on; null: as it is.",
+    "UpdateScheduleCall.item": "The new item, which replaces all of the old one; null: as it is.",
+    "ScheduleInfo.name": "Name of the schedule.",
+    "CreateScheduleCall.name": "Name of the schedule: 1 to 128 of `A-Z a-z 0-9 _ . -`, not beginning with `.` or `-`.",
+    "CreateScheduleCall.cron": "Five fields (minute, hour, day of month, month, day of week), such as `*/5 * * * *`, or `@hourly`.",
+    "CreateScheduleCall.timezone": "The time zone of the expression, an IANA name.",
+    "CreateScheduleCall.jitter": "Each firing is delayed by a part of this, up to `1d` and never to the next time.",
+    "CreateScheduleCall.catch_up": "Which missed times are fired later: the `last`, none (`skip`), or `all`, up to 1,000.",
+    "ListSchedulesCall.queue_name": "Only schedules of this queue; null: of all that the key may read.",
+    "NextTimesCall.count": "Number of times.",
+    "NextTimesCall.after": "The times after this one; null: after now.",
+}
+
 _HEALTH: Final = {
     "alive": "Always true.",
     "Health.status": "`pass` when the server is ready, `fail` otherwise.",
@@ -258,5 +281,5 @@ _HEALTH: Final = {
 }
 
 FIELDS: Final[dict[str, str]] = (
-    _CALLS | _ITEMS | _ANSWERS | _SETTINGS | _PROBLEM | _STORAGE | _ADMIN | _CLUSTER | _REBALANCES | _CONSUMERS | _HEALTH
+    _CALLS | _ITEMS | _ANSWERS | _SETTINGS | _PROBLEM | _STORAGE | _ADMIN | _CLUSTER | _REBALANCES | _CONSUMERS | _SCHEDULES | _HEALTH
 )

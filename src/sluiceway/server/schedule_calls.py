@@ -10,11 +10,11 @@ from sluiceway.adapters.time_zones import find_zone
 from sluiceway.contract.schedule_answers import ScheduleInfo, SchedulePage, ScheduleRun, ScheduleTimes
 from sluiceway.core.schedules.cron import parse_cron
 from sluiceway.core.schedules.timetable import Timetable
-from sluiceway.instance.schedules import not_found
+from sluiceway.instance.schedule_catalog import not_found
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.names import check_queue_name
-from sluiceway.model.schedules import SchedulePatch, ScheduleRecord
+from sluiceway.model.schedule_records import SchedulePatch, ScheduleRecord
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.wire import json_schedules

@@ -26,7 +26,7 @@ from sluiceway.kernel.clock import Millis, check_duration, format_duration, form
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_JITTER, MAX_SCHEDULE_ITEM
 from sluiceway.kernel.names import QUEUE_NAME
-from sluiceway.model.schedules import Failed, Progress, SchedulePatch, ScheduleRecord
+from sluiceway.model.schedule_records import Failed, Progress, SchedulePatch, ScheduleRecord
 from sluiceway.model.small_batch import SmallBatch
 from sluiceway.wire.decoding import Call, JsonDecoder
 from sluiceway.wire.item_limits import check_batch

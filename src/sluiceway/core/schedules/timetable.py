@@ -24,6 +24,8 @@ class Zone(Protocol):
         """How far the clock is ahead of UTC at that moment. Changes at most once within three days."""
         ...
 
+    def __hash__(self) -> int: ...
+
 
 class Timetable:
     """The moments of `cron` in `zone`. `name` and `jitter` make the delays; deterministic. Immutable."""

@@ -21,7 +21,7 @@ from sluiceway.kernel.limits import MAX_SCHEDULES
 from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor
 from sluiceway.model.meta import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS
-from sluiceway.model.schedules import Progress, ScheduleIndex, SchedulePatch, ScheduleRecord
+from sluiceway.model.schedule_records import Progress, ScheduleIndex, SchedulePatch, ScheduleRecord
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 
