@@ -265,7 +265,7 @@ async def test_many_times_at_once_are_fired_a_few_at_a_time(tmp_path: Path, ahea
         most = max(most, len(service.schedule_driver._flying))
         return await produce(queue_name, request)
 
-    count = 3 * schedule_driver.MAX_FLYING
+    count = 3 * schedule_driver.MAX_OF_QUEUE
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
         produce, service.schedule_driver._produce = service.schedule_driver._produce, counting
@@ -276,7 +276,40 @@ async def test_many_times_at_once_are_fired_a_few_at_a_time(tmp_path: Path, ahea
         ahead(HOUR)
         await service.catch_up()
         await eventually(lambda: total(service, "q") == count)
-        assert most == schedule_driver.MAX_FLYING
+        assert most == schedule_driver.MAX_OF_QUEUE
+
+
+@driven
+async def test_a_queue_that_hangs_does_not_hold_up_the_others(tmp_path: Path, ahead: Ahead) -> None:
+    hangs, opened = asyncio.Event(), asyncio.Event()
+
+    async def slow(queue_name: str, request: Produce) -> Produced:
+        if queue_name == "q":
+            hangs.set()
+            await opened.wait()
+        return await produce(queue_name, request)
+
+    count = 2 * schedule_driver.MAX_OF_QUEUE
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        await service.create_queue(spec("other"))
+        produce, service.schedule_driver._produce = service.schedule_driver._produce, slow
+        for number in range(count):
+            record = schedule_spec(f"s{number:04}", "q", catch_up="skip")
+            service.schedules._note(record.name, record)
+        record = schedule_spec("z", "other", catch_up="skip")
+        service.schedules._note("z", record)
+        await eventually(lambda: len(service.schedule_driver._firings) == count + 1)
+        at = to_next(ahead=ahead)
+        await fired(service, at, "z")
+        await hangs.wait()
+        assert total(service, "q") == 0
+        # What has waited until it was missed is decided about again: by its policy nothing of it is fired.
+        ahead(firings.MISSED_AFTER)
+        opened.set()
+        await eventually(lambda: not service.schedule_driver._flying and not service.schedule_driver._waiting)
+        late = [name for name in service.schedules.names() if (last := progress(service, name).fired) is None or last.at != at]
+        assert len(late) >= count - schedule_driver.MAX_OF_QUEUE
 
 
 # ---- a cluster ------------------------------------------------------------------------------------------------------

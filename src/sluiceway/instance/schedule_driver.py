@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Container, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -35,9 +36,13 @@ LOOK_INTERVAL: Millis = 1_000
 """Interval between two looks at which partitions are owned, beside those after a change."""
 FOLLOW_INTERVAL: Millis = 5_000
 """Maximum age of what is known of other instances' changes, when no hint of one arrives."""
-MAX_FLYING: Final = 256
-"""Firings in flight: as many share a commit, and no more of them wait for one than a moment's other calls can bear."""
-FIRE_TIMEOUT: Millis = 30_000
+MAX_FLYING: Final = 4_096
+"""Firings in flight: some kilobytes each."""
+MAX_OF_QUEUE: Final = 256
+"""Those of one queue: enough to share its commits, and a queue that hangs does not hold up the others."""
+FIRE_TIMEOUT: Millis = 10_000
+MAX_WAIT: Millis = 5_000
+"""How long a firing may wait for those of its queue before it is decided about again."""
 AT_ONCE: Final = 500
 """Schedules handled between two moments at which other work may run: some milliseconds."""
 _KEY: Final = "item"
@@ -65,6 +70,10 @@ class ScheduleDriver:
         self._produce = produce
         self._firings = Firings()
         self._flying: set[asyncio.Task[None]] = set()
+        self._flying_of: Counter[str] = Counter()
+        """Firings in flight, by queue."""
+        self._waiting: dict[str, deque[tuple[Firing, Millis]]] = {}
+        """Firings that were begun, and when, for which their queue has no room yet."""
         self._tasks: list[asyncio.Task[None]] = []
         self._wake, self._look = asyncio.Event(), asyncio.Event()
         self._of_queue: dict[str, set[str]] = {}
@@ -87,6 +96,7 @@ class ScheduleDriver:
 
     async def stop(self) -> None:
         """Begin nothing more, finish what is in flight, and record it."""
+        self._waiting.clear()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -106,10 +116,11 @@ class ScheduleDriver:
         """Fire all that is due, after the clock was moved ahead."""
         await self._assign()
         while True:
-            self._begin()
-            if not self._flying:
+            due = self._begin()
+            if self._flying:
+                await asyncio.wait(self._flying)
+            elif due is None or due > system.now():
                 return
-            await asyncio.wait(self._flying)
 
     # ---- firing -----------------------------------------------------------------------------------------------
 
@@ -124,15 +135,41 @@ class ScheduleDriver:
         room = MAX_FLYING - len(self._flying)
         if room <= 0 or not self._ownership.holds():
             return None
-        for firing in self._firings.begin(system.now(), room):
-            task = asyncio.create_task(self._fire(firing))
-            self._flying.add(task)
-            task.add_done_callback(self._landed)
+        now = system.now()
+        for firing in self._firings.begin(now, min(room, AT_ONCE)):
+            queue_name = self._queue_of[firing.key]
+            if self._flying_of[queue_name] < MAX_OF_QUEUE:
+                self._send(firing, queue_name)
+            else:
+                self._waiting.setdefault(queue_name, deque()).append((firing, now))
         return self._firings.due() if len(self._flying) < MAX_FLYING else None
 
-    def _landed(self, task: asyncio.Task[None]) -> None:
-        self._flying.discard(task)
-        self._wake.set()
+    def _send(self, firing: Firing, queue_name: str) -> None:
+        self._flying_of[queue_name] += 1
+        task = asyncio.create_task(self._fire(firing))
+        self._flying.add(task)
+
+        def landed(_: object) -> None:
+            self._flying.discard(task)
+            self._flying_of[queue_name] -= 1
+            self._send_next(queue_name)
+            self._wake.set()
+
+        task.add_done_callback(landed)
+
+    def _send_next(self, queue_name: str) -> None:
+        """Send what has waited for room in the queue."""
+        waiting, now = self._waiting.get(queue_name), system.now()
+        while waiting and self._flying_of[queue_name] < MAX_OF_QUEUE:
+            firing, begun = waiting.popleft()
+            if now - begun > MAX_WAIT:
+                self._firings.put_back(firing, now)
+            elif self._firings.is_flying(firing):
+                self._send(firing, queue_name)
+        if not waiting:
+            self._waiting.pop(queue_name, None)
+        if not self._flying_of[queue_name]:
+            del self._flying_of[queue_name]
 
     async def _fire(self, firing: Firing) -> None:
         record = self._schedules.find(firing.key)
@@ -205,7 +242,7 @@ class ScheduleDriver:
         try:
             owned = {name: self._owns(name) for name in self._of_queue}
             moved = [name for name in owned.keys() | self._owned.keys() if owned.get(name) != self._owned.get(name)]
-            await self._settle({**changed, **{each: None for name in moved for each in self._of_queue.get(name, ())}})
+            await self._settle({**changed, **{each: None for name in moved for each in self._of_queue.get(name, ())}}, changed)
         except BaseException:
             self._changed = {**changed, **self._changed}
             raise
@@ -219,7 +256,8 @@ class ScheduleDriver:
             return ()
         return queue.incarnation, queue.slots, tuple(each.partition for each in queue.partitions), frozenset(self._ownership.tokens(queue))
 
-    async def _settle(self, names: Iterable[str]) -> None:
+    async def _settle(self, names: Iterable[str], changed: Container[str]) -> None:
+        """Hold or drop these schedules. Of those that are held already, only the `changed` ones are held anew."""
         tokens: dict[str, tuple[QueueRecord, frozenset[int]] | None] = {}
         gained: list[ScheduleRecord] = []
         for count, name in enumerate(names, 1):
@@ -227,7 +265,7 @@ class ScheduleDriver:
             self._file(name, record)
             if record is None or record.paused or not self._is_here(record, tokens):
                 self._firings.drop(name)
-            else:
+            elif name in changed or name not in self._firings:
                 gained.append(record)
             if count % AT_ONCE == 0:
                 await asyncio.sleep(0)

@@ -48,6 +48,8 @@ class _Schedule:
     at: Millis | None = None
     due: Millis = 0
     """When to decide about `at`: its own due time, or the end of a pause."""
+    queued: Millis | None = None
+    """The `due` for which the heap has an entry."""
     flying: Millis | None = None
     failures: int = 0
     is_bounded: bool = False
@@ -96,7 +98,10 @@ class Firings:
         while self._heap and self._heap[0][0] <= now and decisions < most:
             due, key = heapq.heappop(self._heap)
             schedule = self._schedules.get(key)
-            if schedule is None or schedule.due != due or schedule.flying is not None or schedule.at is None:
+            if schedule is None or schedule.queued != due:
+                continue
+            schedule.queued = None
+            if schedule.due != due or schedule.flying is not None or schedule.at is None:
                 continue
             was_bounded = schedule.is_bounded
             at = self._choose(schedule, schedule.at, now)
@@ -129,6 +134,12 @@ class Firings:
         schedule.failures += 1
         self._wait(firing.key, schedule, now + pause)
 
+    def put_back(self, firing: Firing, now: Millis) -> None:
+        """The firing was not carried out for so long that its moment may be missed: decide about it again."""
+        schedule = self._landed(firing)
+        if schedule is not None:
+            self._wait(firing.key, schedule, now)
+
     # ---- what holds -------------------------------------------------------------------------------------------
 
     def due(self) -> Millis | None:
@@ -138,6 +149,11 @@ class Firings:
     def through(self, key: str) -> Millis:
         """The moments of a held schedule up to this one are decided."""
         return self._schedules[key].through
+
+    def is_flying(self, firing: Firing) -> bool:
+        """Whether the firing is still to be carried out: its schedule was not dropped since it was begun."""
+        schedule = self._schedules.get(firing.key)
+        return schedule is not None and schedule.flying == firing.at and schedule.incarnation == firing.incarnation
 
     def held(self) -> Iterable[str]:
         return self._schedules
@@ -180,10 +196,10 @@ class Firings:
         return first
 
     def _landed(self, firing: Firing) -> _Schedule | None:
-        schedule = self._schedules.get(firing.key)
-        if schedule is None or schedule.flying != firing.at or schedule.incarnation != firing.incarnation:
+        if not self.is_flying(firing):
             # It was dropped, and perhaps held again, meanwhile.
             return None
+        schedule = self._schedules[firing.key]
         schedule.flying = None
         self.touched[firing.key] = None
         return schedule
@@ -196,4 +212,6 @@ class Firings:
 
     def _wait(self, key: str, schedule: _Schedule, due: Millis) -> None:
         schedule.due = due
-        heapq.heappush(self._heap, (due, key))
+        if schedule.queued != due:
+            schedule.queued = due
+            heapq.heappush(self._heap, (due, key))
