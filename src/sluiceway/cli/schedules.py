@@ -70,6 +70,7 @@ def _item(command: Callable[..., T]) -> Callable[..., T]:
     """Options of the item."""
     for option in (
         click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A header. May be repeated."),
+        click.option("--item-key", "key", help="Key of the item, such as a customer."),
         click.option("--reference", help="Reference of the item."),
         click.option("--encoding", help="Encoding of the payload."),
         click.option("--kind", help="Kind of the item."),

@@ -28,6 +28,7 @@ from sluiceway.kernel.names import check_text
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Lease, Peek, Produce, ProduceKey
+from sluiceway.model.schedule_records import SCHEDULE_GROUP
 from sluiceway.model.small_batch import MAX_BYTES as MAX_FEW_BYTES
 from sluiceway.model.small_batch import MOST as MAX_FEW
 from sluiceway.model.small_batch import SmallBatch
@@ -62,7 +63,7 @@ class ProduceFields(Call):
         """The idempotency key; None: the call has none. Raises `invalid_request`."""
         key = given_text(self.idempotency_key, "idempotency_key")
         group = given_text(self.idempotency_group, "idempotency_group")
-        for own in (TRANSFER_GROUP, MOVE_GROUP):
+        for own in (TRANSFER_GROUP, MOVE_GROUP, SCHEDULE_GROUP):
             if group is not None and group.startswith(own):
                 raise invalid("idempotency_group", f"names that begin with {own} are reserved for the server")
         if group is None and self.idempotency_sequence is not None:
