@@ -42,7 +42,7 @@ from sluiceway.model.inspection import (
     SearchedPage,
     SearchedQueue,
 )
-from sluiceway.model.item_keys import has_keys
+from sluiceway.model.item_keys import divided, has_keys
 from sluiceway.model.peers import (
     Ask,
     Close,
@@ -254,9 +254,16 @@ class Router:
     # ---- produce ----------------------------------------------------------------------------------------------
 
     async def produce(self, record: QueueRecord, request: Produce) -> Produced:
-        share, key = self.share(record), request.key
-        if share.record.keeps_keys_together and not request.is_part and not request.lives and has_keys(request.batch):
+        share = self.share(record)
+        if not share.record.goes_by_keys or request.is_part or request.lives or not has_keys(request.batch):
+            return await self._produce_whole(record, share, request)
+        if share.record.keeps_keys_together:
             return await self._produce_by_key(record, share, request)
+        (whole,) = divided(request.batch, lambda _: 0)
+        return produce_by_key.together([whole], [await self._produce_whole(record, share, replace(request, batch=whole.rows))], request)
+
+    async def _produce_whole(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
+        key = request.key
         if request.partition is not None:
             done: Produced = await self.owner_of(record, request.partition, request, repeats=key is not None)
         elif self._ownership.is_alone:

@@ -51,6 +51,11 @@ class QueueRecord(QueueSettings, frozen=True):
         return self.next_partition or 1 + max(each.partition for each in self.partitions)
 
     @property
+    def goes_by_keys(self) -> bool:
+        """Whether order, fairness or limits go by the items' keys."""
+        return self.fair is not None or self.keeps_keys_together
+
+    @property
     def keeps_keys_together(self) -> bool:
         """Whether all items of a key are in one partition, since they are in order, or limited."""
         return any(getattr(self, name) for name in KEEPING)

@@ -246,7 +246,8 @@ class SegmentLog:
     def _take_by_key(self, taking: Taking, flows: KeyFlows) -> list[Part]:
         parts: list[Part] = []
         last: Part | None = None
-        for extent, at, items in flows.take(taking):
+        # In the order in which they were stored, which is that within each key, too: most are next to others of their extent then.
+        for extent, at, items in sorted(flows.take(taking), key=lambda each: each.extent.blob.number + each.extent.row_at(each.at)):
             if last is not None and last.extent is extent and last.at + last.count == at:
                 last.count += items
             else:
