@@ -19,6 +19,7 @@ RUN = (
     "guides/client.md",
     "guides/recipes.md",
     "guides/schedules.md",
+    "guides/keys.md",
     "guides/workers.md",
     "guides/cluster.md",
     "guides/rebalance.md",
@@ -32,6 +33,7 @@ AT_ONCE = (
     "guides/recipes.md",
     "guides/schedules.md",
 )
+AT_ONCE = ("../README.md", "../client/README.md", "tutorials/first-queue.md", "guides/client.md", "guides/recipes.md", "guides/keys.md")
 """Those that `make test` runs; the others wait for `make test-slow`."""
 SPARK = ("guides/from-kafka.md", "tutorials/spark.md")
 """Run by tests/spark/test_spark_docs.py, in one Spark session: the first starts it, the last stops it."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sluiceway import testing
+from sluiceway.client import Item
 from tests.server.server_running import eventually
 from tests.worker.worker_rig import Worker
 
@@ -166,6 +167,16 @@ def test_a_worker_waits_for_its_queue(start: Callable[..., Worker], served: test
     eventually(lambda: started.begun() == ["1"])
     assert started.log.count("the queue does not exist") == (2 if "--processes" in options else 1)
     assert started.stop() == 0, started.log
+
+
+def test_an_ordered_worker_has_several_items_of_a_key_and_begins_one(start: Callable[..., Worker], served: testing.TestServer) -> None:
+    served.client.create_queue("ordered", order="key")
+    served.client.produce("ordered", [Item(f"a{number}", key="a") for number in range(3)])
+    worker = start("stuck", "--ordered", queue="ordered")
+    eventually(lambda: worker.begun() == ["a0"])
+    assert [each.total_leased for each in served.client.stats("ordered").partitions] == [3]
+    served.client.produce("ordered", [Item("b0", key="b")])
+    eventually(lambda: worker.begun() == ["a0", "b0"])
 
 
 def get(url: str, path: str) -> tuple[int, str]:
