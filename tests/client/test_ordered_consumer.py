@@ -348,3 +348,28 @@ def test_a_table_has_runs_and_one_item_that_is_put_back_takes_those_behind_it_al
     consumer.run_tables(handle, batch_size=60)
     assert done == {key: list(range(10)) for key in "abcdef"}
     assert failed == ["c"]
+
+
+def test_a_lease_may_have_runs(served: testing.TestServer, queue: str) -> None:
+    client = served.client
+    single = client.lease(queue, batch_size=100, max_partitions=2)
+    assert sorted(item.payload for item in single) == [f"{key} 0".encode() for key in "abcdef"]
+    client.release(queue, lease_ids=single.lease_ids)
+    runs = client.lease(queue, batch_size=100, max_partitions=2, runs=True)
+    client.release(queue, lease_ids=runs.lease_ids)
+    table = client.lease_arrow(queue, batch_size=100, max_partitions=2, runs=True)
+    for payloads in ([item.payload for item in runs], table.table["payload"].to_pylist()):
+        for key in "abcdef":
+            assert [each for each in payloads if each[:1] == key.encode()] == [f"{key} {number}".encode() for number in range(10)]
+
+
+def test_a_producer_keeps_the_order_of_each_key_and_has_the_ids(served: testing.TestServer, queue: str) -> None:
+    """Its batches are divided among partitions."""
+    client = served.client
+    client.complete(queue, lease_ids=client.lease(queue, batch_size=100, max_partitions=2, runs=True).lease_ids)
+    with client.producer(queue, max_in_flight=1, max_batch=7, linger="0s") as producer:
+        sent = {producer.send(f"{key} {number}", key=key): f"{key} {number}" for number in range(10) for key in "abcdef"}
+    leased = client.lease(queue, batch_size=100, max_partitions=2, runs=True)
+    assert {item.id: item.payload.decode() for item in leased} == {each.result(PATIENCE): payload for each, payload in sent.items()}
+    for key in "abcdef":
+        assert [item.payload.decode() for item in leased if item.key == key] == [f"{key} {number}" for number in range(10)]
