@@ -60,8 +60,10 @@ def test_when_no_part_is_stored_the_error_is_that_of_a_part() -> None:
     assert raised.value.code == "storage_full"
 
 
-def test_a_key_that_was_used_for_other_items_is_said_so() -> None:
-    for outcomes in ((STORED, "key_conflict"), ("outcome_unknown", "key_conflict")):
+@pytest.mark.parametrize("code", ["key_conflict", "stale_sequence"])
+def test_what_is_wrong_with_the_idempotency_key_is_said(code: str) -> None:
+    """To repeat the call would not help."""
+    for outcomes in ((STORED, code), ("outcome_unknown", code)):
         with pytest.raises(SluicewayError) as raised:
             answered(*outcomes)
-        assert raised.value.code == "key_conflict"
+        assert raised.value.code == code

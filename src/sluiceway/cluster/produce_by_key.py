@@ -46,7 +46,7 @@ def together(parts: Sequence[Division], outcomes: Sequence[Outcome], request: Pr
 
 def _error(errors: Sequence[BaseException], parts: int, request: Produce) -> BaseException:
     for error in errors:
-        if not isinstance(error, SluicewayError) or error.code == "key_conflict":
+        if not isinstance(error, SluicewayError) or error.code in ("key_conflict", "stale_sequence"):
             return error  # to repeat the call would not help
     if len(errors) == parts and not any(isinstance(each, SluicewayError) and each.code == "outcome_unknown" for each in errors):
         return errors[0]
