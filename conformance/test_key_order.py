@@ -1,4 +1,4 @@
-"""C34–C43: order, fairness and limits by key."""
+"""C34–C46: order, fairness and limits by key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from conformance.api import POLL, Api, Queue, at, ids, now, reasons, texts, until
+from conformance.tested_server import Server
 
 
 def test_C34_without_runs_a_lease_has_one_item_of_a_key(api: Api) -> None:
@@ -203,6 +204,53 @@ def test_C44_what_would_part_the_items_of_a_key_is_refused(api: Api) -> None:
         assert ordered.ready()[1 - home] == 0
     problem = api.refused("queues.create", 400, "invalid_request", queue_name="never", order="keys")
     assert problem["field"] == "order"
+
+
+def test_C45_what_is_done_with_an_item_that_holds_up_its_key_lets_the_key_go_on(api: Api) -> None:
+    """An item whose retry waits is run now, deleted, moved, cleared or expires; or the setting is turned off. (API)"""
+    other = api.queue()
+    for way in ("run_now", "delete", "move", "clear", "expire", "off"):
+        queue = api.queue(order="key", expire_timeout="1s" if way == "expire" else "0s")
+        keyed(queue, "a1 a2 a3")
+        leased = queue.lease(3, runs=True)
+        if way == "expire":
+            queue.ask("queues.update", expire_timeout="0s")
+        queue.retry(the(leased, "a1")["id"], retry_after="1h")
+        keyed(queue, "a4")
+        assert not queue.lease(3, runs=True)["items"], way
+        (held,) = queue.ask("queue.browse", partition=0, states=["scheduled"])["items"]
+        if way == "run_now":
+            queue.ask("storage/items.run_now", ids=[held["id"]])
+        elif way == "delete":
+            queue.ask("storage/items.delete", ids=[held["id"]])
+        elif way == "move":
+            queue.ask("storage/items.move", ids=[held["id"]], target=other.name)
+        elif way == "clear":
+            queue.ask("queue.clear", ready=False, scheduled=True)
+        elif way == "off":
+            queue.ask("queues.update", order=None)
+        served = queue.lease(10, runs=True, request_timeout=POLL)
+        expected = ["a4"] if way == "expire" else ["a2", "a3", "a4"]
+        assert texts(served) == (["a1", *expected] if way == "run_now" else expected), way
+
+
+def test_C46_order_survives_the_death_of_the_server(api: Api, restartable: Server) -> None:
+    """What is leased, what waits for its retry, and what was put back are as before. (API)"""
+    queue = api.queue(order="key", fair="key", key_concurrency=2)
+    keyed(queue, "a1 a2 a3 b1 b2 c1 c2 c3")
+    leased = queue.lease(10, runs=True)
+    assert sorted(texts(leased)) == ["a1", "a2", "b1", "b2", "c1", "c2"], "no more than the limit"
+    queue.retry(the(leased, "b1")["id"], retry_after="1h")
+    queue.ask("queue.release", ids=[the(leased, "c1")["id"]])
+    restartable.restart()
+    assert texts(queue.lease(10, runs=True)) == ["c1", "c2"]
+    assert not queue.complete([the(leased, "a1")["id"]])["ignored"]
+    assert not queue.lease(10, runs=True)["items"], "a2 is leased, b1 waits"
+    assert not queue.complete([the(leased, "a2")["id"]])["ignored"]
+    assert texts(queue.lease(10, runs=True)) == ["a3"]
+    (held,) = queue.ask("queue.browse", partition=0, states=["scheduled"])["items"]
+    queue.ask("storage/items.run_now", ids=[held["id"]])
+    assert texts(queue.lease(10, runs=True)) == ["b1", "b2"]
 
 
 def keyed(queue: Queue, payloads: str, **fields: object) -> Any:
