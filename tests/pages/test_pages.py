@@ -32,8 +32,8 @@ AT_ONCE = (
     "guides/client.md",
     "guides/recipes.md",
     "guides/schedules.md",
+    "guides/keys.md",
 )
-AT_ONCE = ("../README.md", "../client/README.md", "tutorials/first-queue.md", "guides/client.md", "guides/recipes.md", "guides/keys.md")
 """Those that `make test` runs; the others wait for `make test-slow`."""
 SPARK = ("guides/from-kafka.md", "tutorials/spark.md")
 """Run by tests/spark/test_spark_docs.py, in one Spark session: the first starts it, the last stops it."""
