@@ -31,12 +31,12 @@ def test_counts_are_added_up_and_rates_are_what_came_in_between() -> None:
     before = stats("q", PartitionStats(partition=0, produced=10, completed=1), PartitionStats(partition=1, produced=5))
     now = stats(
         "q",
-        PartitionStats(partition=0, produced=30, completed=4, ready=3, total_leased=2, scheduled=1, dead=7, commit_time_ms=2.0),
+        PartitionStats(partition=0, produced=30, completed=4, ready=3, servable=3, total_leased=2, scheduled=1, dead=7, commit_time_ms=2.0),
         PartitionStats(partition=1, produced=5, ready=1, backend="other", state="unavailable", commit_time_ms=4.0),
         PartitionStats(partition=2, produced=5, backend="other", state="draining", degraded=True, commit_time_ms=6.0),
     )
     look = summarise([now], {"q": before}, 4.0, ["a problem"], more=True)
-    assert look.queues == [QueueRow("q", 3, 4, 2, 1, 7, 6.25, 0.75)]
+    assert look.queues == [QueueRow("q", 3, 4, 2, 1, 7, 6.25, 0.75, servable=3)]
     assert look.backends == [BackendRow("default", 1, 1, 0, 2.0), BackendRow("other", 2, 1, 1, 5.0)]
     assert (look.problems, look.more) == (["a problem"], True)
 
@@ -64,10 +64,11 @@ def test_the_first_look_has_no_rates_and_a_queue_made_anew_no_negative_ones() ->
 
 
 def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    row = QueueRow("q", 2, 1_234, 5, 6, 7, 12.3, 0.25, handler_p50_ms=15, handler_p99_ms=1_500)
+    row = QueueRow("q", 2, 1_234, 5, 6, 7, 12.3, 0.25, handler_p50_ms=15, handler_p99_ms=1_500, servable=1_234)
+    ordered = QueueRow("ordered", 1, 1_234, 5, 6, 7, servable=12)
     wide_console().print(
         frame(
-            ServerSnapshot([row], [BackendRow("default", 2, 1, 1, 3.25)], ["critical: backend_down: db: \x1b[31mdown"], True, 3),
+            ServerSnapshot([row, ordered], [BackendRow("default", 2, 1, 1, 3.25)], ["critical: backend_down: db: \x1b[31mdown"], True, 3),
             "http://x",
             "NOT UP TO DATE",
         )
@@ -75,6 +76,7 @@ def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["http://x", "3", "instances", "NOT", "UP", "TO", "DATE"] in lines
     assert ["q", "2", "1,234", "5", "6", "7", "12", "0.2", "15ms", "1s500ms"] in lines
+    assert ["ordered", "1", "1,234", "(12", "servable)", "5", "6", "7", "-", "-", "-", "-"] in lines
     assert ["default", "2", "1", "1", "3.2"] in lines
     told = ["critical:", "backend_down:", "db:", "\\x1b[31mdown"]
     assert told in lines
@@ -167,7 +169,7 @@ def test_a_terminal_is_left_clean_by_ctrl_c_and_a_lost_server_is_told(tmp_path: 
 def test_consumers_are_shown_with_their_queries_first(capsys: pytest.CaptureFixture[str]) -> None:
     polling = [ConsumerRow("q", f"c{n}", "", "", None, 1, n, None, 7, None) for n in range(12)]
     look = ServerSnapshot(
-        [QueueRow("q", 2, 7, 5, 6, 7)],
+        [QueueRow("q", 2, 7, 5, 6, 7, servable=7)],
         [],
         [],
         False,

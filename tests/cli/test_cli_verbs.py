@@ -312,6 +312,27 @@ def test_looking(shell: Shell) -> None:
     assert [(row["queue_name"], row["ready"], row["produced_per_second"]) for row in look["queues"]] == [(shell.queue, 1, 0.0)]
 
 
+@verb("queue keys")
+def test_keys_that_wait(shell: Shell) -> None:
+    assert shell.says("queue", "keys", shell.queue) == "No keys with waiting items\n"
+    shell.says("queue", "create", "ordered", "--order", "key", "--partitions", "1")
+    shell.says("produce", "ordered", "x", "y", "z", "--item-key", "acme\x1b")
+    (item,) = shell.json("lease", "ordered")
+    said = shell.says("queue", "keys", "ordered", "--limit", "5")
+    assert said.startswith("Keys: 1 waiting, 1 of them blocked, 0 at the limit of their leased items\n\nBusiest:\n")
+    assert len(re.findall(r"(?m)^acme\\x1b +2 +1 +0 +\d+\w+ +an earlier item that is leased$", said)) == 2
+    (found,) = shell.json("queue", "keys", "ordered")
+    assert [(each["key"], each["waiting"], each["blocked_by"]) for each in found["busiest"]] == [("acme\x1b", 2, "lease")]
+    following = item["id"].rpartition(".")[0] + ".1"
+    said = shell.says("explain", "ordered", following)
+    assert re.search(r"(?m)^key +acme\\x1b$", said)
+    assert re.search(r"(?m)^why +an earlier item of its key is leased$", said)
+    assert re.search(r"(?m)^part +ready +servable +leased ", shell.says("stats", "ordered"))
+    assert re.search(r"(?m)^all +2 +0 +1 ", shell.says("stats", "ordered"))
+    assert re.search(r"(?m)^ordered +1 +2 \(0 servable\) +1 ", shell.says("top", "ordered", "--once"))
+    shell.says("complete", "ordered", item["id"])
+
+
 @verb("queue history")
 def test_history(shell: Shell) -> None:
     # Nobody has looked since the queue was created: a server does so once a minute.

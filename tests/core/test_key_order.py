@@ -10,11 +10,12 @@ import pytest
 from pyroaring import BitMap
 
 from sluiceway.contract.queue_settings import RetryBackoff
-from sluiceway.core.partition.key_flows import KeyRules
+from sluiceway.core.partition.key_flows import KeyFlows, KeyRules
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.core.partition.records import LeaseState, to_array
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.item_keys import NO_KEY, hash_of
 from sluiceway.model.leased_items import take_rows
 from sluiceway.model.requests import DONE, RELEASE, Disposition, Settled
 from tests.core.core_model import START, Rig, Row, array_of
@@ -75,8 +76,48 @@ class World:
                 self.follow(self.random.choice([KeyRules(), *KINDS]))
             if self.keys:
                 assert self.rig.machine.servable == sum(self.can().values())
+                if self.random.random() < 0.3:
+                    self.look()
 
     # ---- acts -------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """The partition says of each key what is known of it."""
+        flows, can = self.rig.machine.log.flows, self.can()
+        assert flows is not None
+        waiting = {key: self.waiting(key) for key in can}
+        leased = Counter(thing.key for thing in self.things.values() if thing.state == "leased")
+        back = Counter(thing.key for thing in self.things.values() if thing.state == "back" and self.keys.order)
+        keys = [key for key in can if key is not None]
+        limited = sum(leased[key] >= self.keys.concurrency > 0 for key in keys)
+        assert flows.totals() == (sum(1 for key in keys if waiting[key]), sum(1 for key in keys if waiting[key] and not can[key]), limited)
+        shown = {each.key: each for each in flows.most_waiting(100)}
+        assert len(shown) == sum(1 for key in can if waiting[key])
+        for key in can:
+            if waiting[key]:
+                each = shown[NO_KEY if key is None else hash_of(key)]
+                why = None if can[key] else "limit" if not self.keys.order else "lease" if leased[key] else "retry"
+                assert each[1:4] + each[6:] == (len(waiting[key]), leased[key], back[key], why)
+        if self.random.random() < 0.2:
+            self.rig.commit()
+            for each in shown.values():
+                self.look_at_items(each.key, flows)
+
+    def look_at_items(self, hashed: int, flows: KeyFlows) -> None:
+        """The first item of a key is shown for it, and each has those before it."""
+        machine = self.rig.machine
+        there = []
+        for extent in machine.log.ready:
+            for at in extent.waiting(machine.log.at(extent)):
+                key, ahead = flows.of_item(extent, at)
+                if key.key == hashed:
+                    (payload,) = rows_of_blob(self.rig, extent.blob.number, BitMap([extent.row_at(at)]))
+                    there.append((ahead, payload.decode()))
+                    assert (ahead == 0) is ((extent, at) == (key.extent, key.at))
+        names = [name for _, name in sorted(there)]
+        assert [ahead for ahead, _ in sorted(there)] == list(range(len(there)))
+        if self.keys.order and hashed != NO_KEY:
+            assert names == self.waiting(self.things[names[0]].key)
 
     def produce(self) -> None:
         rows = []

@@ -161,6 +161,19 @@ def test_a_queue_that_nobody_ever_consumed() -> None:
     assert "no consumer has requested items since" in assert_named(queue, "no_consumer", began).cause
 
 
+def test_items_that_no_consumer_can_get_need_none() -> None:
+    """All keys wait for the delay of a retry, and the consumers ask now and then. Then the delays are over."""
+    queue = Queue()
+    queue.put(200)
+    queue.sample = queue.sample._replace(blocked=200)
+    queue.run(600)
+    assert not queue.seen
+    began = queue.now
+    queue.sample = queue.sample._replace(blocked=150)
+    queue.run(16)
+    assert abs(assert_named(queue, "no_consumer", began).since - began) <= INTERVAL
+
+
 def test_a_dead_queue_need_not_be_consumed() -> None:
     queue = Queue(QueueFacts("dead", is_dead_queue=True))
     queue.put(3)
@@ -323,6 +336,37 @@ def test_handlers_that_have_become_slow() -> None:
     assert set(queue.seen) == {"slow_handlers"}
 
 
+def test_consumers_are_not_slow_where_the_items_wait_for_their_keys() -> None:
+    """As `test_handlers_that_have_become_slow`, but no further consumer would get an item."""
+    queue = Queue()
+    steady(queue)
+    queue.put(2)
+    queue.take(1, "a")
+    queue.take(1, "b")
+
+    def second(n: int) -> None:
+        queue.put(5)
+        queue.sample = queue.sample._replace(blocked=queue.sample.ready)
+        if n % 12 == 11:
+            queue.settle("completed", 1, "a")
+            queue.take(1, "a")
+            queue.sample = queue.sample._replace(blocked=queue.sample.ready)
+
+    queue.run(60, second)
+    assert not queue.seen
+
+
+def test_a_consumer_does_not_hoard_what_it_holds_of_keys() -> None:
+    """It holds an item of each key, and others wait for the next ones."""
+    queue = Queue()
+    steady(queue)
+    queue.put(400)
+    queue.take(200, "busy")
+    queue.sample = queue.sample._replace(blocked=queue.sample.ready, waiting=("hungry",))
+    queue.run(60)
+    assert not queue.seen
+
+
 def test_a_consumer_that_hoards() -> None:
     queue = Queue()
     steady(queue)
@@ -386,6 +430,17 @@ def test_a_queue_whose_next_item_is_older_than_its_target() -> None:
     problem = assert_named(queue, "backlog_age", START + 5_000)
     assert (problem.since, "the target is 5 s" in problem.message) == (START + 5_000, True)
     assert_clears(queue, "backlog_age", lambda n: queue.work(200), 0)
+
+
+def test_a_backlog_of_keys_is_not_said_to_be_the_consumers() -> None:
+    queue = Queue()
+    queue.facts = queue.facts._replace(target_age=5_000)
+    queue.put(100)
+    queue.sample = queue.sample._replace(blocked=100, waiting=("c",))
+    queue.run(12)
+    (problem,) = queue.judge.problems()
+    assert (problem.kind, problem.command) == ("backlog_age", "sluiceway queue keys orders")
+    assert problem.cause.startswith("100 items cannot be leased: an earlier one of the key is leased")
 
 
 # ---- healthy histories ------------------------------------------------------------------------------------------------

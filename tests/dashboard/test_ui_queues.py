@@ -144,6 +144,19 @@ def test_the_summary_has_the_counts_and_the_history(server: Running) -> None:
     assert island(page(server, f"/{name}", minutes="6'<"), "history")["minutes"] == 60
 
 
+def test_the_summary_of_a_queue_with_order_has_its_keys(server: Running) -> None:
+    name = server.queue(order="key", key_concurrency=2)
+    for key in (EVIL, EVIL, "b"):
+        server.ask("queue.produce", queue_name=name, items=[{"utf8": "x", "key": key}])
+    server.lease(name, batch_size=2)
+    text = page(server, f"/{name}")
+    assert "<p>1 waiting, 1 of them blocked, 0 at their limit of 2</p>" in text
+    assert [cells[:4] + cells[5:] for cells in rows(text, "keys-busiest")] == [[EVIL, "1", "1", "0", "an earlier item that is leased"]]
+    assert rows(text, "keys-oldest") == rows(text, "keys-busiest")
+    eventually(lambda: '<span class="figure">0</span> of them servable' in page(server, f"/{name}"))
+    assert 'id="keys"' not in page(server, f"/{server.queue()}")
+
+
 def test_what_goes_on_of_the_summary_has_the_tail_alone(server: Running) -> None:
     name = server.queue()
     with server.http.stream("GET", f"/ui/live/queues/{name}?minutes=1440") as answer:

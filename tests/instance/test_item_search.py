@@ -244,3 +244,18 @@ async def test_a_move_tells_of_the_items_of_partitions_that_failed(tmp_path: Pat
         with pytest.raises(SluicewayError) as raised:
             await service.move_items("q", MoveItems({0: some[0], 1: some[1]}, 1_000, (), "other"))
         assert raised.value.code == "partition_damaged", "with nothing moved, the call says so itself"
+
+
+def test_a_search_that_goes_on_after_the_last_partition_is_at_its_end(tmp_path: Path) -> None:
+    """That partition was removed since the previous page."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as (service, _):
+            await service.create_queue(spec("q", 2))
+            await put(service, "q", {"payload": b"x", "kind": "a"}, partition=1)
+            wanted = search(ItemFilter(kind="a"))
+            wanted.partition = 2
+            found = await service.search("q", wanted)
+            assert (found.rows, found.next) == ([], None)
+
+    asyncio.run(scenario())

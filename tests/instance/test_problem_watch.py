@@ -15,9 +15,10 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.queue_sampling import sample_of
 from sluiceway.model.bucket_prices import S3_STANDARD
+from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import ListProblems
-from sluiceway.model.requests import DONE, RELEASE, Clear, Disposition, Lease, QueueSpec
+from sluiceway.model.requests import DONE, RELEASE, Clear, Disposition, Lease, Produce, QueueSpec
 from tests.cluster.cluster_rig import cluster, put, shares
 from tests.instance.instance_rig import eventually, lease, produce, serving, settle, spec
 from tests.server.server_guarded import guarded
@@ -150,6 +151,19 @@ def test_a_sample_knows_who_holds_who_waits_and_what_was_refused(tmp_path: Path)
                 with pytest.raises(SluicewayError):
                     await produce(service, "q", "e")
             assert sample_of(driver, system.now())[0].refused == {"queue_paused": 2}
+
+    asyncio.run(scenario())
+
+
+def test_a_sample_knows_what_waits_for_its_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as (service, _):
+            await service.create_queue(QueueSpec("q", order="key"))
+            rows = [{"payload": b"x", "key": key} for key in ("a", "a", "a", "b")]
+            await service.produce("q", Produce(batch_from_rows(rows), 20_000))
+            await lease(service, "q", 1)
+            sample, _ = sample_of(service._drivers["q"], system.now())
+            assert (sample.ready, sample.blocked, sample.servable) == (3, 2, 1)
 
     asyncio.run(scenario())
 

@@ -36,6 +36,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/queue.browse": {"partition": 0},
     "/v1/queue.explain": {"id": ITEM},
     "/v1/queue.stats": {},
+    "/v1/queue.keys": {},
     "/v1/queue.reasons": {},
     "/v1/queue.history": {},
     "/v1/queue.pause": {},

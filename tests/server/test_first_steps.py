@@ -200,6 +200,7 @@ def test_the_depth_of_a_queue_is_one_small_object(server: Running) -> None:
     assert server.http.get("/v1/queue.depth", params={"queue_name": queue_name}).json() == {
         "queue_name": queue_name,
         "ready": 2,
+        "servable": 2,
         "leased": 1,
         "scheduled": 1,
         "active": 3,

@@ -282,6 +282,13 @@ def test_what_is_left_to_drain_is_counted() -> None:
     assert count_queue(RECORD, stats("draining", **counts)).draining == 10
 
 
+def test_keys_are_counted_without_being_named() -> None:
+    found = count_queue(RECORD, stats(ready=9, servable=4, keys_waiting=3, keys_blocked=2, keys_limited=1))
+    assert (found.servable, found.keys) == (4, (3, 2, 1))
+    (other,) = QueueLabels(0, most=0).divide([found, found._replace(incarnation="other")])
+    assert (other.servable, other.keys) == (8, (6, 4, 2))
+
+
 @pytest.mark.parametrize(("state", "open"), [(None, 0), ("closed", 0), ("open", 1), ("half_open", 1)])
 def test_an_open_circuit_breaker_is_counted(state: str | None, open: int) -> None:
     circuit = None if state is None else CircuitStats(state=state)

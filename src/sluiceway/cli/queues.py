@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from sluiceway.cli.common import WholeNumber, all_items, duration_option, printable, table
+from sluiceway.cli.common import Rows, WholeNumber, all_items, duration_option, printable, table
 from sluiceway.cli.history import history
 from sluiceway.cli.session import Session, connected, queue_argument
+from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_SHOWN_KEYS
 
 if TYPE_CHECKING:
     from sluiceway.client import QueueInfo, Settings, Verb
-    from sluiceway.client.answers import Partition
+    from sluiceway.client.answers import Partition, QueueKeys, WaitingKey
     from sluiceway.contract.queue_settings import Setting
 
 T = TypeVar("T")
@@ -245,6 +248,46 @@ def _rebalance(info: QueueInfo) -> str:
         return "none"
     left = "" if found.items_left is None else f", {found.items_left:,} items left to drain"
     return f"{found.id}: {found.state or 'unknown'}, step {found.step or 'unknown'}{left}"
+
+
+@queue.command()
+@queue_argument("name")
+@click.option("--limit", type=WholeNumber(1, MAX_SHOWN_KEYS), help="Keys in each table.  [default: 20]")
+@connected
+def keys(session: Session, name: str, limit: int | None) -> None:
+    """Show the busiest keys of the queue NAME, those that wait longest, and what blocks them.
+
+    For queues with --order, --fair or --key-concurrency. API keys: `sluiceway key`.
+    """
+    answer = session.client.queue_keys(name, limit=limit)
+    session.print(answer, _keys(answer))
+    for number in () if session.as_json else answer.skipped:
+        click.echo(f"warning: partition {number} was not counted: it is not available", err=True)
+
+
+def _keys(answer: QueueKeys) -> str:
+    if not answer.busiest and not answer.limited:
+        return "No keys with waiting items"
+    totals = f"{answer.waiting:,} waiting, {answer.blocked:,} of them blocked, {answer.limited:,} at the limit of their leased items"
+    tables = (f"{title}:\n{_key_table(those).text()}" for title, those in (("Busiest", answer.busiest), ("Oldest", answer.oldest)) if those)
+    return "\n\n".join((f"Keys: {totals}", *tables))
+
+
+def _key_table(keys: Sequence[WaitingKey]) -> Rows:
+    numbers = ("ready", "leased", "in retry", "oldest")
+    now = datetime.now(UTC)
+    rows = [
+        (
+            "(no key)" if each.key is None else printable(each.key.encode()),
+            *(each.waiting, each.leased, each.returned, format_duration(max(0, int((now - each.oldest_at).total_seconds())) * 1_000)),
+            _OBSTACLES.get(each.blocked_by, each.blocked_by) if each.blocked_by else "",
+        )
+        for each in keys
+    ]
+    return table(("key", *numbers, "blocked by"), rows, right=numbers)
+
+
+_OBSTACLES = {"lease": "an earlier item that is leased", "retry": "an earlier item's retry", "limit": "its limit of leased items"}
 
 
 @queue.command()

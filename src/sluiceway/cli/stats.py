@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def explain(session: Session, queue: str, item_id: str) -> None:
     answer = session.client.explain(queue, item_id)
     facts = (
         ("item", answer.id),
+        ("key", answer.key and printable(answer.key.encode())),
         ("state", answer.state),
         ("why", printable(answer.reason.encode(), 1_000)),
         ("ready items ahead", answer.ahead),
@@ -123,18 +125,27 @@ def open_circuits(stats: QueueStats) -> list[str]:
 def _print_all_stats(session: Session) -> None:
     names = [info.queue_name for info in all_items(lambda pivot: session.client.list_queues(pivot=pivot))]
     answers = [session.client.stats(name) for name in names]
-    rows = [(each.queue_name, *(sum(getattr(part, name) for part in each.partitions) for name in _COUNTS)) for each in answers]
-    session.print_all(answers, table(("queue", *_TITLES), rows, right=_TITLES), "No queues yet")
+    counts, titles = _counted(part for each in answers for part in each.partitions)
+    rows = [(each.queue_name, *(sum(getattr(part, name) for part in each.partitions) for name in counts)) for each in answers]
+    session.print_all(answers, table(("queue", *titles), rows, right=titles), "No queues yet")
+
+
+def _counted(parts: Iterable[PartitionStats]) -> tuple[Sequence[str], Sequence[str]]:
+    """The counts to show, and their titles. What is servable is shown where keys hold some of what is ready back."""
+    if any(part.servable < part.ready for part in parts):
+        return ("ready", "servable", *_COUNTS[1:]), ("ready", "servable", *_TITLES[1:])
+    return _COUNTS, _TITLES
 
 
 def _stats_table(stats: QueueStats) -> Rows:
     rows: list[tuple[object, ...]] = []
+    counts, titles = _counted(stats.partitions)
     for part in stats.partitions:
         state = "" if part.state == "available" else f" {part.state}"
         state += " degraded" if part.degraded else ""
-        rows.append((f"{part.partition}{state}", *(getattr(part, name) for name in _COUNTS)))
-    rows.append(("all", *(sum(getattr(part, name) for part in stats.partitions) for name in _COUNTS)))
-    return table(("part", *_TITLES), rows, right=_TITLES)
+        rows.append((f"{part.partition}{state}", *(getattr(part, name) for name in counts)))
+    rows.append(("all", *(sum(getattr(part, name) for part in stats.partitions) for name in counts)))
+    return table(("part", *titles), rows, right=titles)
 
 
 def state_of(part: PartitionStats) -> str:

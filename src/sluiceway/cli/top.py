@@ -49,6 +49,8 @@ class QueueRow:
     handler_p50_ms: int | None = None
     handler_p99_ms: int | None = None
     """How long half of the items of the last minutes, and 99 of 100, were handled at most, as far as consumers say."""
+    servable: int = field(kw_only=True)
+    """Ready items that can be leased now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ def _queue_row(stats: QueueStats, before: QueueStats | None, seconds: float) -> 
         completed_per_second=rate("completed"),
         handler_p50_ms=p50,
         handler_p99_ms=p99,
+        servable=total(stats, "servable"),
     )
 
 
@@ -135,7 +138,7 @@ def frame(look: ServerSnapshot, url: str, note: str = "") -> Group:
             *(
                 f"{each.queue_name} (paused: {each.paused})" if each.paused else each.queue_name,
                 each.partitions,
-                each.ready,
+                f"{each.ready:,} ({each.servable:,} servable)" if each.servable < each.ready else each.ready,
                 each.leased,
                 each.scheduled,
                 each.dead,

@@ -36,7 +36,7 @@ from sluiceway.contract.item_answers import (
 )
 from sluiceway.contract.key_answers import CreatedKey, KeyInfo, KeyPage, OwnKey
 from sluiceway.contract.queue_settings import Backoff, CircuitBreaker, Partition, QueueInfo, QueuePage
-from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats, PartitionStats, QueueStats
+from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats, PartitionStats, QueueKeys, QueueStats, WaitingKey
 
 __all__ = [
     "AuditEntry",
@@ -77,6 +77,7 @@ __all__ = [
     "Peeked",
     "Produced",
     "QueueInfo",
+    "QueueKeys",
     "QueuePage",
     "QueueStats",
     "ReasonCount",
@@ -89,6 +90,7 @@ __all__ = [
     "RoundList",
     "Searched",
     "Staged",
+    "WaitingKey",
 ]
 
 

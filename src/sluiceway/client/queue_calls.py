@@ -72,6 +72,10 @@ def stats(queue_name: str) -> Call[answers.QueueStats]:
     return call("/v1/queue.stats", answers.QueueStats, {"queue_name": queue_name})
 
 
+def keys(queue_name: str, limit: int | None) -> Call[answers.QueueKeys]:
+    return call("/v1/queue.keys", answers.QueueKeys, given(queue_name=queue_name, limit=limit))
+
+
 def history(queue_name: str, minutes: int | None) -> Call[QueueHistory]:
     return call("/v1/queue.history", QueueHistory, given(queue_name=queue_name, minutes=minutes))
 

@@ -17,9 +17,11 @@ from sluiceway.cluster import produce_by_key
 from sluiceway.cluster.meta_watch import MetaWatch
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.cluster.request_context import REQUEST_ID, note
+from sluiceway.contract.fields import time_field
 from sluiceway.contract.item_answers import ReasonCount, Reasons
-from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueKeys, QueueStats, WaitingKey
 from sluiceway.core.partition.key_slots import home_of
+from sluiceway.core.queue.key_ranking import busiest, oldest, together
 from sluiceway.core.queue.partition_executor import not_here
 from sluiceway.core.queue.routing import HERE, Part, Peer, by_owner, names_of, numbers_of, part, stays, taker
 from sluiceway.kernel.clock import Millis
@@ -47,13 +49,16 @@ from sluiceway.model.peers import (
     Ask,
     Close,
     Count,
+    CountKeys,
     CountReasons,
     Explain,
     FindLeases,
+    KeyCount,
     LeaseAnywhere,
     Load,
     Reload,
     RemainingItems,
+    ShareKeys,
     ShareReasons,
     ShareRequest,
 )
@@ -89,6 +94,8 @@ NO_WAIT: Millis = 1_000
 """Timeout of a lease that does not wait for items."""
 COUNT_TIMEOUT: Millis = 1_000
 """Timeout of counts. Owners that have not answered by then are reported as unavailable: a page of counts is for people."""
+KEYS_TIMEOUT: Millis = 5_000
+"""The same of keys, whose texts are read from blobs."""
 
 T = TypeVar("T")
 Summed = TypeVar("Summed", Settled, Extended, Cleared, Deleted, MadeReady, MovedAway)
@@ -457,6 +464,22 @@ class Router:
             skipped=sorted(number for number in self.share(record).numbers if number not in there),
         )
 
+    async def keys(self, record: QueueRecord, limit: int) -> QueueKeys:
+        """The busiest keys of all partitions, and those that wait longest. Lists the partitions whose owner does not answer."""
+        answers = await self._ask_all(record, self.owners(record), CountKeys(limit), KEYS_TIMEOUT)
+        shares = [each for each in answers if isinstance(each, ShareKeys)]
+        found = list(together(each for share in shares for each in share.keys))
+        there = {number for share in shares for number in share.partitions}
+        return QueueKeys(
+            queue_name=record.queue_name,
+            waiting=sum(share.waiting for share in shares),
+            blocked=sum(share.blocked for share in shares),
+            limited=sum(share.limited for share in shares),
+            busiest=[_shown(each) for each in busiest(found, limit)],
+            oldest=[_shown(each) for each in oldest(found, limit)],
+            skipped=sorted(number for number in self.share(record).numbers if number not in there),
+        )
+
     def _name(self, peer: Peer | None) -> str:
         return self._ownership.name if peer is HERE else peer.name if peer is not None else ""
 
@@ -499,11 +522,11 @@ class Router:
         return [plain(each) if isinstance(each, BaseException) else each for each in answers]
 
     async def search(self, record: QueueRecord, request: Search) -> SearchedQueue:
-        """Search the partitions in turn, from the place `start` of `partition` on, within the bounds of one request."""
+        """Search the partitions in turn, from the place `start` of `partition` on, within the bounds of one request. There may be none."""
         deadline = system.now() + request.request_timeout
         total, items = SearchedQueue(), 0
         numbers = sorted(number for number in self.share(record).numbers if number >= request.partition)
-        for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+        for number, following in zip(numbers, [*numbers[1:], None], strict=False):
             start = request.start if number == request.partition else BEGIN
             left = replace(request, partition=number, start=start, limit=request.limit - items, rows=request.rows - total.looked_at)
             page = await self._search_one(record, timed(left, deadline))
@@ -630,3 +653,14 @@ def plain(error: BaseException) -> SluicewayError:
     if isinstance(error, SluicewayError):
         return SluicewayError("unavailable", error.detail) if error.code == "not_here" else error
     raise error
+
+
+def _shown(key: KeyCount) -> WaitingKey:
+    return WaitingKey(
+        key=key.text,
+        waiting=key.waiting,
+        leased=key.leased,
+        returned=key.returned,
+        oldest_at=time_field(key.oldest_at),
+        blocked_by=key.blocked_by,
+    )

@@ -321,7 +321,9 @@ class Explanation(Answer, frozen=True, kw_only=True, omit_defaults=True):
     id: ItemIdText
     state: Annotated[str, one_of(Whereabouts), about("State of the item.")]
     reason: Annotated[str, about("The reason, in words.")]
-    ahead: Annotated[int | None, about("Number of ready items that are served before it.")] = None
+    ahead: Annotated[
+        int | None, about("Number of ready items that are served before it: of its partition, or, where keys decide, of its key.")
+    ] = None
     attempts: int | None = None
     due_at: Annotated[Time | None, about("When it becomes ready.")] = None
     expires_at: Annotated[Time | None, about("When it becomes dead unless it is completed.")] = None
@@ -329,6 +331,7 @@ class Explanation(Answer, frozen=True, kw_only=True, omit_defaults=True):
     client_id: Annotated[str | None, about("The client that has leased it.")] = None
     lease_deadline: Time | None = None
     failures: Annotated[list[FailedAttempt], about("The latest failed attempts, newest last.")] = []
+    key: Annotated[str | None, about("The item's key.")] = None
 
 
 class PartitionExplanation(Answer, frozen=True, kw_only=True):

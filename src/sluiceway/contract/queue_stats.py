@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from sluiceway.contract.fields import Answer, QueueName, Time, about
+from sluiceway.contract.fields import Answer, QueueName, Time, about, one_of
+
+KeyObstacle = Literal["lease", "retry", "limit"]
+"""What blocks a key: an earlier item that is leased, one that was returned and waits for its delay, or `key_concurrency`."""
 
 
 def _counter(text: str) -> Meta:
@@ -31,7 +34,10 @@ class PartitionStats(Answer, frozen=True, kw_only=True):
     commit_time_ms: Annotated[float, about("Moving average of the commit duration.")] = 0.0
     degraded: Annotated[bool, about("Far slower than its peers, so produces avoid it.")] = False
     total: Annotated[int, about("Ready, leased and scheduled items.")] = 0
-    ready: Annotated[int, about("Items that could be leased now.")] = 0
+    ready: Annotated[int, about("Items that wait to be leased.")] = 0
+    servable: Annotated[
+        int, about("Those of them that could be leased now; fewer than `ready` where keys are blocked by `order` or `key_concurrency`.")
+    ] = 0
     total_leased: Annotated[int, about("Items in leases.")] = 0
     scheduled: Annotated[int, about("Items that are not due yet.")] = 0
     transferring: Annotated[int, about("Items in transfer to another queue.")] = 0
@@ -49,6 +55,9 @@ class PartitionStats(Answer, frozen=True, kw_only=True):
     redriven: Annotated[int, _counter("Items sent back out of a dead queue.")] = 0
     moved: Annotated[int, _counter("Items that a rebalance moved to other partitions of the queue.")] = 0
     moved_in: Annotated[int, _counter("Items that a rebalance moved here from other partitions of the queue.")] = 0
+    keys_waiting: Annotated[int, about("Keys with ready items; 0 in a queue without `order`, `fair` and `key_concurrency`.")] = 0
+    keys_blocked: Annotated[int, about("Those of them of which no item can be leased now.")] = 0
+    keys_limited: Annotated[int, about("Keys with as many leased items as `key_concurrency` allows.")] = 0
     next_offset: Annotated[int | None, about("Offset that the next new item will get; null while the partition is not open.")] = None
 
 
@@ -59,7 +68,10 @@ def _counters() -> Mapping[str, str]:
 
 COUNTERS: Final = _counters()
 """What a partition counts, and what each means. The header of a partition has a field for each."""
-LEVELS: Final = ("total", "ready", "total_leased", "scheduled", "transferring", "leases", "failures")
+LEVELS: Final = (
+    *("total", "ready", "servable", "total_leased", "scheduled", "transferring", "leases", "failures"),
+    *("keys_waiting", "keys_blocked", "keys_limited"),
+)
 """The other numbers of a partition that can be added up."""
 
 
@@ -119,11 +131,44 @@ class QueueStats(Answer, frozen=True, kw_only=True):
         return sorted((part for logical in self.logical_queues for part in logical.partitions), key=lambda part: part.partition)
 
 
+class WaitingKey(Answer, frozen=True, kw_only=True):
+    """A key with items that wait to be leased."""
+
+    key: Annotated[str | None, about("The key; null: the items without one, which are not blocked.")]
+    waiting: Annotated[int, about("Its ready items.")]
+    leased: Annotated[int, about("Its items in leases.")]
+    returned: Annotated[int, about("Its items that wait for the delay of a retry, and with `order` hold up later ones.")]
+    oldest_at: Annotated[Time, about("When its next ready item was stored.")]
+    blocked_by: Annotated[
+        str | None,
+        one_of(KeyObstacle),
+        about(
+            "Why none of its items can be leased now: an earlier one is in a `lease`, or waits for its `retry`; or as many as "
+            "`key_concurrency` allows are leased (`limit`). Null: the next one can be leased."
+        ),
+    ] = None
+
+
+class QueueKeys(Answer, frozen=True, kw_only=True):
+    """The keys of a queue with `order`, `fair` or `key_concurrency`. A queue without them does not look at keys, and has none here."""
+
+    queue_name: QueueName
+    waiting: Annotated[int, about("Number of keys with ready items.")] = 0
+    blocked: Annotated[int, about("Those of them of which no item can be leased now.")] = 0
+    limited: Annotated[int, about("Number of keys with as many leased items as `key_concurrency` allows.")] = 0
+    busiest: Annotated[list[WaitingKey], about("Keys with most items, ready, leased and returned; the first has most.")] = []
+    oldest: Annotated[list[WaitingKey], about("Keys that have waited longest; the first has waited longest.")] = []
+    skipped: Annotated[list[int], about("Partitions that are not counted, because they are not available.")] = []
+
+
 class QueueDepth(Answer, frozen=True, kw_only=True):
     """A queue's items over all instances, for autoscalers. Items that are on their way to another queue do not count."""
 
     queue_name: QueueName
-    ready: Annotated[int, about("Items that can be leased now.")] = 0
+    ready: Annotated[int, about("Items that wait to be leased.")] = 0
+    servable: Annotated[
+        int, about("Those of them that can be leased now; fewer than `ready` where keys are blocked by `order` or `key_concurrency`.")
+    ] = 0
     leased: Annotated[int, about("Items that consumers have leased.")] = 0
     scheduled: Annotated[int, about("Items that are not due yet.")] = 0
     active: Annotated[int, about("The sum of `ready` and `leased`: the work to be done now.")] = 0

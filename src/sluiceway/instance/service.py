@@ -33,7 +33,7 @@ from sluiceway.cluster.router import Router
 from sluiceway.cluster.transfer_sender import TransferSender
 from sluiceway.contract.item_answers import Reasons
 from sluiceway.contract.queue_settings import Verb
-from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
+from sluiceway.contract.queue_stats import LogicalQueueStats, QueueKeys, QueueStats
 from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import Parameters, Strategy, Token
 from sluiceway.core.queue.handler_times import HandlerTimes
@@ -684,6 +684,10 @@ class Service:
     async def reasons(self, queue_name: str) -> Reasons:
         """Count the items of the queue by why they died."""
         return await self._router.reasons(self.queue(queue_name))
+
+    async def keys(self, queue_name: str, limit: int) -> QueueKeys:
+        """The busiest keys of the queue, and those that wait longest, up to `limit` of each."""
+        return await self._router.keys(self.queue(queue_name), limit)
 
     def stats(self, queue_name: str) -> LogicalQueueStats:
         """Count this instance's share of the queue."""

@@ -11,6 +11,9 @@ MAX_ITEMS_ARROW = 10_000
 MAX_REASONS = 100
 """Reasons in an answer that counts the dead items of a queue by why they died."""
 
+MAX_SHOWN_KEYS = 100
+"""Keys in each list of an answer on the keys of a queue: each costs the read of a blob."""
+
 MAX_PAGE = 65_536
 """Queues or items on one page of a listing; same as Querator's limit. A page of items also ends at MAX_LEASE_BYTES."""
 

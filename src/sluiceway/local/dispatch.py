@@ -21,6 +21,7 @@ from sluiceway.model.inspection import Browse, DeleteItems, ListItems, MoveItems
 from sluiceway.model.peers import (
     Close,
     Count,
+    CountKeys,
     CountReasons,
     Explain,
     FindLeases,
@@ -82,6 +83,8 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, inc
         return await browse(driver, request)
     if isinstance(request, Peek):
         return await queries.peek(driver, request)
+    if isinstance(request, CountKeys):
+        return await queries.keys(driver, request.limit)
     if isinstance(request, Explain):
         return await queries.explain(driver, request)
     return _look(driver, request)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +16,7 @@ from sluiceway.contract.item_answers import failures_before_death
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.partition import item_listing, queries
 from sluiceway.core.queue.handler_times import percentile
+from sluiceway.core.queue.key_ranking import busiest, oldest, together
 from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
@@ -21,10 +24,14 @@ from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_REASONS
 from sluiceway.local.answer_budget import first_rows, fitting
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.inspection import ItemsPage, ListItems
-from sluiceway.model.leased_items import present, served
-from sluiceway.model.peers import Explain, RemainingItems, ShareReasons
+from sluiceway.model.item_keys import KEY, NO_KEY
+from sluiceway.model.leased_items import Slice, present, served, take_rows, with_columns
+from sluiceway.model.peers import Explain, KeyCount, RemainingItems, ShareKeys, ShareReasons
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Explanation, Failure, LeaseInfo, Peek
+
+_READ_AT_ONCE: Final = 8
+"""Blobs of a partition that are read at once for their keys: bounds what is in memory."""
 
 
 async def peek(driver: QueueDriver, request: Peek) -> list[pa.RecordBatch]:
@@ -86,18 +93,26 @@ async def explain(driver: QueueDriver, request: Explain) -> Explanation:
     """Explain the item's place, why it is not being served, and its failed attempts. Raises not_here."""
     found = _explain(driver, request)
     if found.state in ("ready", "leased", "scheduled"):
-        found.failures = [*await _before_death(driver, request, found.state == "scheduled"), *found.failures]
+        stored = await _stored(driver, request, found.state == "scheduled")
+        found.key = stored.get(KEY)
+        found.failures = [*_before_death(stored.get("headers")), *found.failures]
     return found
 
 
-async def _before_death(driver: QueueDriver, request: Explain, scheduled: bool) -> list[Failure]:
+async def _stored(driver: QueueDriver, request: Explain, scheduled: bool) -> dict[str, Any]:
+    """The item's key and headers, if it has any and can be read."""
+    with contextlib.suppress(SluicewayError):
+        for batch, _ in (await list_items(driver, ListItems(request.partition, request.offset, 1, scheduled))).rows:
+            if batch.column("offset")[0].as_py() == request.offset:
+                return {name: batch.column(name)[0].as_py() for name in (KEY, "headers") if name in batch.schema.names}
+    return {}
+
+
+def _before_death(headers: Sequence[tuple[str, str]] | None) -> list[Failure]:
     """The failed attempts that the header of an item of a dead queue has."""
     # A client may have produced the header itself, with a time without a zone or an invalid duration.
     with contextlib.suppress(SluicewayError, TypeError):
-        for batch, _ in (await list_items(driver, ListItems(request.partition, request.offset, 1, scheduled))).rows:
-            if "headers" in batch.schema.names and batch.column("offset")[0].as_py() == request.offset:
-                found = failures_before_death(dict(batch.column("headers")[0].as_py() or ()))
-                return [Failure.of(each) for each in found]
+        return [Failure.of(each) for each in failures_before_death(dict(headers or ()))]
     return []
 
 
@@ -164,6 +179,47 @@ def reasons(driver: QueueDriver) -> ShareReasons:
         # More than are shown: what is rare here may be frequent elsewhere.
         [(*alike, count) for alike, count in found.most_common(10 * MAX_REASONS)],
     )
+
+
+async def keys(driver: QueueDriver, limit: int) -> ShareKeys:
+    """The keys of the open partitions: totals, the busiest, and those that wait longest."""
+    answer = ShareKeys()
+    found: list[KeyCount] = []
+    rows: dict[int, tuple[int, Slice]] = {}
+    for executor in driver.executors:
+        if executor.takes_work:
+            totals = queries.key_totals(executor.partition)
+            answer.partitions += (executor.number,)
+            answer.waiting += totals.waiting
+            answer.blocked += totals.blocked
+            answer.limited += totals.limited
+            for count, row in queries.key_counts(executor.partition, limit):
+                found.append(count)
+                rows[count.hash] = executor.number, row
+            # Other calls are served between two partitions, each of which may have a million keys.
+            await asyncio.sleep(0)
+    ranked = together(found)
+    chosen = {each.hash: each for each in (*busiest(ranked, limit), *oldest(ranked, limit))}
+    texts = await _texts(driver, {each: rows[each] for each in chosen if each != NO_KEY})
+    answer.keys = [each._replace(text=texts.get(hashed)) for hashed, each in chosen.items() if hashed in texts or hashed == NO_KEY]
+    return answer
+
+
+async def _texts(driver: QueueDriver, rows: Mapping[int, tuple[int, Slice]]) -> dict[int, str]:
+    """The keys by their hashes, each from an item that has it. Without those of items that have gone or cannot be read."""
+    texts: dict[int, str] = {}
+    by_partition: dict[int, list[tuple[int, Slice]]] = {}
+    for hashed, (number, row) in rows.items():
+        by_partition.setdefault(number, []).append((hashed, row))
+    for number, those in by_partition.items():
+        for start in range(0, len(those), _READ_AT_ONCE):
+            part = those[start : start + _READ_AT_ONCE]
+            with contextlib.suppress(SluicewayError):
+                blobs = await driver.blobs(number, [row for _, row in part], keep=False)
+                for hashed, row in part:
+                    if row.blob in blobs and (there := present(row, blobs[row.blob])) is not None:
+                        texts[hashed] = take_rows(with_columns(blobs[row.blob], (KEY,)), there.rows).column(KEY)[0].as_py()
+    return texts
 
 
 def left(driver: QueueDriver) -> RemainingItems:

@@ -67,6 +67,7 @@ def sample_of(driver: QueueDriver, now: Millis) -> tuple[QueueSample, dict[str, 
         slowest=max(slowest.values(), default=0),
         failure=_latest_failure(executors, now - MEMORY),
         circuit_since=None if circuit is None or circuit.state == "closed" else circuit.since,
+        blocked=sum(executor.partition.log.ready_count - executor.partition.servable for executor in executors),
         failed_queries=tuple(
             FailedQuery(client_id, query.name, query.error, query.told_at)
             for client_id, query in driver.consumers.queries(now)

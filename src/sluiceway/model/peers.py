@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from sluiceway.contract.queue_stats import KeyObstacle
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.inspection import Browse, DeleteItems, ListItems, MoveItems, RunNow, Search
 from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
@@ -50,6 +51,37 @@ class Close:
     """Refuse requests for `close_timeout` ms, and report the remaining items; 0: accept requests again."""
 
     close_timeout: Millis
+
+
+@dataclass(slots=True)
+class CountKeys:
+    """Find the share's keys with most items, and those that have waited longest, up to `limit` of each. Answered by `ShareKeys`."""
+
+    limit: int
+
+
+class KeyCount(NamedTuple):
+    """A key with waiting items. `returned`: items that hold it up until their delay is over. `oldest_at`: when its next item was stored.
+    `text`: the key; None: it is that of the items without one, or not known yet."""
+
+    hash: int
+    waiting: int
+    leased: int
+    returned: int
+    oldest_at: Millis
+    blocked_by: KeyObstacle | None
+    text: str | None = None
+
+
+@dataclass(slots=True)
+class ShareKeys:
+    """The totals of the keys in the open `partitions` of an instance, and some of the keys, in no order."""
+
+    partitions: tuple[int, ...] = ()
+    waiting: int = 0
+    blocked: int = 0
+    limited: int = 0
+    keys: list[KeyCount] = field(default_factory=list)
 
 
 class RemainingItems(NamedTuple):
@@ -222,6 +254,7 @@ ShareRequest = (
     | Explain
     | Count
     | CountReasons
+    | CountKeys
     | Reload
     | Close
     | FindLeases

@@ -367,6 +367,8 @@ class Explanation:
     client_id: str | None = None
     lease_deadline: Millis | None = None
     failures: Sequence[Failure] = ()
+    key: str | None = None
+    """The item's key, if it has one and the item is still here."""
 
 
 class QueueSpec(QueueSettings, frozen=True):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import add
 from types import MappingProxyType
 from typing import Final, NamedTuple, get_args
 
 from sluiceway.contract import queue_stats
 from sluiceway.contract.consumer_answers import QueryState
 from sluiceway.contract.queue_stats import LogicalQueueStats
+from sluiceway.core.partition.key_flows import KeyTotals
 from sluiceway.core.partition.partition_states import ShownState
 from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.kernel.clock import Millis
@@ -63,6 +65,8 @@ class QueueCounts(NamedTuple):
     """Circuit breakers of this instance that are not closed: 1 at most for a queue."""
     handled: HandlerTimes | None = None
     """How long items were handled, as far as consumers told this instance."""
+    servable: int = 0
+    keys: KeyTotals = KeyTotals()
 
     @property
     def size(self) -> int:
@@ -105,6 +109,10 @@ def count_queue(
         max((query.batch_duration for query in running), default=0),
         int(stats.circuit is not None and stats.circuit.state != "closed"),
         handled,
+        sum(part.servable for part in parts),
+        KeyTotals(
+            sum(part.keys_waiting for part in parts), sum(part.keys_blocked for part in parts), sum(part.keys_limited for part in parts)
+        ),
     )
 
 
@@ -184,6 +192,8 @@ class QueueLabels:
                 query_rate=total.query_rate + queue.query_rate,
                 query_duration=max(total.query_duration, queue.query_duration),
                 circuits_open=total.circuits_open + queue.circuits_open,
+                servable=total.servable + queue.servable,
+                keys=KeyTotals(*map(add, total.keys, queue.keys)),
             )
         return total
 

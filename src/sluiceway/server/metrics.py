@@ -198,6 +198,15 @@ class _Queues(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._gauges("items", "Items in the queue.", "state", [each.items for each in self.divided])
+        servable = "Ready items that can be leased now; fewer than are ready where keys are blocked by order or by a limit."
+        yield self._gauge("servable_items", servable, [each.servable for each in self.divided])
+        yield self._gauge(
+            "keys_waiting", "Keys with ready items; 0: the queue does not look at keys.", [each.keys.waiting for each in self.divided]
+        )
+        yield self._gauge(
+            "keys_blocked", "Keys with ready items of which none can be leased now.", [each.keys.blocked for each in self.divided]
+        )
+        yield self._gauge("keys_limited", "Keys with as many leased items as they may have.", [each.keys.limited for each in self.divided])
         yield self._gauges("waiting_requests", "Requests waiting in the queue.", "call", [each.waiting for each in self.divided])
         yield self._gauges("partitions", "Partitions of the queue.", "state", [each.partitions for each in self.divided])
         yield self._gauge("leases", "Live leases.", [each.leases for each in self.divided])

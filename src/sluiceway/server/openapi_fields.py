@@ -28,6 +28,7 @@ _CALLS: Final = {
     "pivot": "The page begins after this: the `next` of the previous page.",
     "next": "The pivot of the next page; null on the last.",
     "limit": "Maximum number of entries in the answer.",
+    "KeysCall.limit": "Maximum number of keys in each list.",
     "RedriveCall.limit": "Maximum number of items to send back.",
     "force": "Delete the queue even if it has items, or items are in transit to it. They may be lost, or handled twice.",
     "verbs": "What to pause or resume: `produce`, `lease` or both.",

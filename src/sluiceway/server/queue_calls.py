@@ -6,7 +6,7 @@ import logging
 
 from sluiceway.contract.item_answers import Cleared, Redriven
 from sluiceway.contract.queue_settings import DEAD_SUFFIX, QueueInfo, QueuePage
-from sluiceway.contract.queue_stats import QueueDepth, QueueStats
+from sluiceway.contract.queue_stats import QueueDepth, QueueKeys, QueueStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.names import check_queue_name
@@ -62,6 +62,15 @@ class QueueCalls:
                 json_queues.QueueCall,
                 QueueStats,
                 "Count items by partition",
+                ("queue_not_found",),
+            ),
+            Endpoint(
+                "/v1/queue.keys",
+                "read",
+                self._keys,
+                json_queues.KeysCall,
+                QueueKeys,
+                "Show the busiest keys of a queue, and those that wait longest",
                 ("queue_not_found",),
             ),
             Endpoint(
@@ -124,6 +133,7 @@ class QueueCalls:
         depth = QueueDepth(
             queue_name=queue_name,
             ready=ready,
+            servable=sum(each.servable for each in counted),
             leased=leased,
             scheduled=sum(each.scheduled for each in counted),
             active=ready + leased,
@@ -184,6 +194,11 @@ class QueueCalls:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
         await self._service.look_up(queue_name)
         return answers.encode(await self._service.count(queue_name))
+
+    async def _keys(self, request: Request) -> Body:
+        call = json_queues.decode_keys(request.body)
+        await self._service.look_up(request.permit(call.queue_name))
+        return answers.encode(await self._service.keys(call.queue_name, call.limit))
 
     async def _pause(self, request: Request) -> Body:
         return await self._set_paused(request, True)

@@ -301,6 +301,7 @@ def explained(item: ItemId, answer: Explanation) -> bytes:
             client_id=answer.client_id,
             lease_deadline=time_field(answer.lease_deadline),
             failures=[each.shown() for each in answer.failures],
+            key=answer.key,
         )
     )
 

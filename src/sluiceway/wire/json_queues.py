@@ -12,7 +12,7 @@ from sluiceway.contract.fields import SOME, Duration, Label, Pivot, QueueName
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Verb, settings_of_new
 from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PAGE, MAX_PARTITIONS
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PAGE, MAX_PARTITIONS, MAX_SHOWN_KEYS
 from sluiceway.kernel.names import QUEUE_NAME, check_queue_name
 from sluiceway.model.requests import Clear, QueuePatch, QueueSpec, Redrive
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, given_queue, given_text, request_timeout
@@ -90,6 +90,10 @@ class QueueCall(Call):
     """`queues.info` and `queue.stats`: only the queue's name."""
 
 
+class KeysCall(Call):
+    limit: Annotated[int, Meta(ge=1, le=MAX_SHOWN_KEYS)] = 20
+
+
 class DepthQuery(msgspec.Struct, forbid_unknown_fields=True):
     """The query string of `queue.depth`."""
 
@@ -163,6 +167,7 @@ def decode_update(body: bytes) -> UpdateCall:
 decode_create = JsonDecoder(CreateCall)
 decode_list = JsonDecoder(ListCall)
 decode_queue_call = JsonDecoder(QueueCall)
+decode_keys = JsonDecoder(KeysCall)
 decode_delete = JsonDecoder(DeleteCall)
 decode_pause = JsonDecoder(PauseCall)
 decode_clear = JsonDecoder(ClearCall)

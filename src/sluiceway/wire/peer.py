@@ -40,6 +40,7 @@ from sluiceway.model.peers import (
     Ask,
     Close,
     Count,
+    CountKeys,
     CountReasons,
     Explain,
     FindLeases,
@@ -58,6 +59,7 @@ from sluiceway.model.peers import (
     Polled,
     Reload,
     RemainingItems,
+    ShareKeys,
     ShareReasons,
     Shut,
     Shutted,
@@ -88,7 +90,7 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Path of the peers' endpoint, below the URL in an instance's member record."""
-VERSION: Final = 8
+VERSION: Final = 9
 """Version of the protocol. Raise it with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout. Instances of different
 versions refuse each other's messages.
 
@@ -99,6 +101,7 @@ versions refuse each other's messages.
 6: a lease may end before an offset, and counts include the next offset. A produce with a key may name one partition, and its answer is
    handed over before that partition is removed. Items can be searched for, made ready before they are due, and moved by id.
 8: items can have a key.
+9: keys can be counted.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
@@ -133,6 +136,7 @@ KINDS_OF_REQUESTS: Final = {
         Kind(Explain, Explanation),
         Kind(Count, LogicalQueueStats),
         Kind(CountReasons, ShareReasons),
+        Kind(CountKeys, ShareKeys),
         Kind(Reload, None),
         Kind(Close, RemainingItems),
         Kind(FindLeases, int),

@@ -183,6 +183,10 @@ class AsyncClient:
         """Return the queue's item counts and counters, per instance and partition."""
         return await self._channel.run(queue_calls.stats(queue_name))
 
+    async def queue_keys(self, queue_name: str, *, limit: int | None = None) -> answers.QueueKeys:
+        """Return the queue's busiest keys and those that wait longest, up to `limit` of each (20; at most 100)."""
+        return await self._channel.run(queue_calls.keys(queue_name, limit))
+
     async def history(self, queue_name: str, *, minutes: int | None = None) -> QueueHistory:
         """Return the queue's counts for each of the last `minutes` complete minutes (60; at most 1,440)."""
         return await self._channel.run(queue_calls.history(queue_name, minutes))

@@ -19,12 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise, repeat
 from math import ceil
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from pyroaring import BitMap
 
 from sluiceway.contract.queue_settings import QueueSettings
+from sluiceway.contract.queue_stats import KeyObstacle
 from sluiceway.core.partition.records import Blob, Extent, LeaseState, by_part, to_array
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.item_keys import NO_KEY, hash_of
@@ -35,6 +37,8 @@ TURN_ITEMS, TURNS = 16, 8
 """Items of a key's turn, at least, where a lease asks for so many that it has that many turns."""
 _NONE = -1
 NO_WEIGHTS: Mapping[int, int] = MappingProxyType({})
+_BLOCK = 1024
+"""Values of which only the largest is compared when a few are looked for among many."""
 
 
 class KeyRules(NamedTuple):
@@ -69,6 +73,26 @@ class Taken(NamedTuple):
     items: int
 
 
+class KeyTotals(NamedTuple):
+    """Keys with waiting items, those of them of which none may be leased now, and keys with as many leased items as they may have."""
+
+    waiting: int = 0
+    blocked: int = 0
+    limited: int = 0
+
+
+class WaitingKey(NamedTuple):
+    """A key with waiting items, by its hash. `extent`, `at`: its next item. `returned`: items that hold it up until their delay is over."""
+
+    key: int
+    waiting: int
+    leased: int
+    returned: int
+    extent: Extent
+    at: int
+    blocked_by: KeyObstacle | None
+
+
 class KeyFlows:
     """The flows of a partition."""
 
@@ -85,6 +109,8 @@ class KeyFlows:
         self._waiting = array("q")
         self._flight = array("q")
         """Items that are leased, or hold up their key."""
+        self._returned = array("q")
+        """Those of `_flight` that hold it up until their delay is over."""
         self._can = array("q")
         """The flow's part of `servable`."""
         self._deficit = array("q")
@@ -92,7 +118,7 @@ class KeyFlows:
         self._full_at = array("d")
         """Where there is a rate: when the key may have a whole burst again, if nothing of it is leased until then."""
         self._now: Millis = 0
-        self._since: Millis | None = None
+        self._begun_at: Millis | None = None
         """When this owner began. Nobody knows what was leased before: each key begins without its burst."""
         self._past: dict[int, float] = {}
         """`_full_at` of keys that have no flow now."""
@@ -108,6 +134,8 @@ class KeyFlows:
         """Of each segment: the first position, the number of positions, and the next segment of its flow."""
         self._count = array("q")
         self._next = array("q")
+        self._since = array("q")
+        """When the blob of each segment was written."""
         self._free_segments: list[int] = []
 
     @property
@@ -138,6 +166,7 @@ class KeyFlows:
         for key, rows in _keys_among(extent, positions):
             number = self._numbers[key]
             self._waiting[number] -= rows
+            self._drop_absent(number)
             self._update(number)
 
     def settled(self, lease: LeaseState, positions: BitMap) -> None:
@@ -155,11 +184,13 @@ class KeyFlows:
     def hold(self, blob: Blob, rows: BitMap) -> None:
         """Those rows were returned, and in order hold up their keys until their delay is over."""
         for key, count in _keys_of(blob, rows) if self.rules.order else ():
+            self._returned[self._number(key)] += count
             self._in_flight(key, count)
 
     def let_go(self, blob: Blob, rows: BitMap) -> None:
         """Those rows do so no longer."""
         for key, count in _keys_of(blob, rows) if self.rules.order else ():
+            self._returned[self._number(key)] -= count
             self._in_flight(key, -count)
 
     def _in_flight(self, key: int, count: int) -> None:
@@ -171,7 +202,7 @@ class KeyFlows:
 
     def wakes_at(self) -> Millis | None:
         """When a key may be served again that has used its rate up; None: there is none."""
-        if self._since is None and self.rules.interval and self._numbers:
+        if self._begun_at is None and self.rules.interval and self._numbers:
             return 0
         return ceil(self._wakes[0][0]) if self._wakes else None
 
@@ -185,17 +216,17 @@ class KeyFlows:
 
     def _begin(self, now: Millis) -> None:
         self._now = max(now, self._now)
-        if self._since is None:
-            self._since = self._now
+        if self._begun_at is None:
+            self._begun_at = self._now
             for number in self._numbers.values():
-                self._full_at[number] = self._since + self.rules.burst * self.rules.interval
+                self._full_at[number] = self._begun_at + self.rules.burst * self.rules.interval
                 self._update(number)
         if len(self._past) > 2 * len(self._numbers) + 1_000:
             self._past = {key: full_at for key, full_at in self._past.items() if full_at > now}
 
     def _allowed(self, number: int) -> int:
         """Items that the key's rate allows now. Otherwise it wakes when it allows one: the generic cell rate algorithm (ITU-T I.371)."""
-        if self._since is None:
+        if self._begun_at is None:
             return 0
         interval, burst = self.rules.interval, self.rules.burst
         allowed = int(burst - max(0.0, self._full_at[number] - self._now) / interval + 1e-9)
@@ -210,19 +241,19 @@ class KeyFlows:
         if number is None:
             number = self._numbers[key] = self._free.pop() if self._free else self._grow()
             self._keys[number] = key
-            if self.rules.interval and self._since is not None:
-                self._full_at[number] = self._past.pop(key, self._since + self.rules.burst * self.rules.interval)
+            if self.rules.interval and self._begun_at is not None:
+                self._full_at[number] = self._past.pop(key, self._begun_at + self.rules.burst * self.rules.interval)
         return number
 
     def _grow(self) -> int:
         """Make room for as many more flows as there are. Returns the number of one."""
         number = len(self._keys)
         more = max(16, number)
-        for column, value in (
-            *((column, _NONE) for column in (self._first, self._last)),
-            *((column, 0) for column in (self._keys, self._waiting, self._flight, self._can, self._deficit, self._line, self._full_at)),
-        ):
-            column.extend(repeat(value, more))
+        counts = self._waiting, self._flight, self._returned, self._can, self._deficit
+        for column in (self._keys, self._line, self._full_at, *counts):
+            column.extend(repeat(0, more))
+        for column in (self._first, self._last):
+            column.extend(repeat(_NONE, more))
         self._free.extend(range(number + more - 1, number, -1))
         return number
 
@@ -280,11 +311,13 @@ class KeyFlows:
         if self._free_segments:
             segment = self._free_segments.pop()
             self._extents[segment], self._at[segment], self._count[segment] = extent, at, count
+            self._since[segment] = extent.blob.written_at
             return segment
         self._extents.append(extent)
         self._at.append(at)
         self._count.append(count)
         self._next.append(_NONE)
+        self._since.append(extent.blob.written_at)
         return len(self._extents) - 1
 
     def _insert(self, number: int, segment: int) -> None:
@@ -320,6 +353,68 @@ class KeyFlows:
             self._last[number] = _NONE
         self._extents[segment] = None
         self._free_segments.append(segment)
+
+    def _drop_absent(self, number: int) -> None:
+        """Drop the first segments whose positions have all left: the first of a flow says how long it has waited."""
+        while self._first[number] != _NONE and not _present(*self._segment_at(self._first[number]))[1]:
+            self._drop_first(number)
+
+    def _segment_at(self, segment: int) -> tuple[Extent, int, int]:
+        extent = self._extents[segment]
+        assert extent is not None, "it is in use"
+        return extent, self._at[segment], self._count[segment]
+
+    def _segments(self, number: int) -> Iterator[tuple[Extent, int, int]]:
+        segment = self._first[number]
+        while segment != _NONE:
+            yield self._segment_at(segment)
+            segment = self._next[segment]
+
+    # ---- reads ------------------------------------------------------------------------------------------------
+
+    def totals(self) -> KeyTotals:
+        """Count the keys. Some 5 ms for a million."""
+        if not self._numbers:
+            return KeyTotals()
+        keyed = _view(self._keys) != NO_KEY
+        waits = keyed & (_view(self._waiting) > 0)
+        blocked = waits & (_view(self._can) == 0)
+        leased = _view(self._flight) - _view(self._returned)
+        limited = keyed & (leased >= self.rules.concurrency) if self.rules.concurrency else keyed[:0]
+        return KeyTotals(*(int(np.count_nonzero(each)) for each in (waits, blocked, limited)))
+
+    def most_waiting(self, limit: int) -> list[WaitingKey]:
+        """The `limit` keys with most items, waiting and in flight, and as many whose next item is oldest, in no order: of keys with waiting
+        items. The items without a key are one."""
+        if not self._extents:
+            return []
+        waiting, first = _view(self._waiting), _view(self._first)
+        items = np.where(waiting > 0, waiting + _view(self._flight), 0)
+        # A flow in which nothing waits may have no segment.
+        age = np.where(waiting > 0, -_view(self._since)[first], np.iinfo(np.int64).min)
+        numbers = np.union1d(_largest(items, limit), _largest(age, limit))
+        return [self._waiting_key(number) for number in numbers.tolist() if self._waiting[number]]
+
+    def of_item(self, extent: Extent, at: int) -> tuple[WaitingKey, int]:
+        """The key of that waiting position, and how many items of it are served before."""
+        number = self._numbers[NO_KEY if extent.blob.keys is None else extent.blob.keys.at(extent.row_at(at))]
+        ahead = 0
+        for other, first, count in self._segments(number):
+            is_there = other is extent and first <= at < first + count
+            end = at if is_there else first + count
+            ahead += end - first - (other.gone.range_cardinality(first, end) if end > first else 0)
+            if is_there:
+                break
+        return self._waiting_key(number), ahead
+
+    def _waiting_key(self, number: int) -> WaitingKey:
+        present = ((extent, *_present(extent, at, count)) for extent, at, count in self._segments(number))
+        extent, at = next((extent, at) for extent, at, count in present if count)
+        returned, flight = self._returned[number], self._flight[number]
+        blocked_by: KeyObstacle | None = None
+        if not self._can[number]:
+            blocked_by = "limit" if not self.rules.order else "lease" if flight > returned else "retry"
+        return WaitingKey(self._keys[number], self._waiting[number], flight - returned, returned, extent, at, blocked_by)
 
     # ---- take -------------------------------------------------------------------------------------------------
 
@@ -379,8 +474,7 @@ class KeyFlows:
         is_single = self.rules.order and not taking.runs and self._keys[number] != NO_KEY
         while self._can[number] > 0 and self._deficit[number] > 0 and taking.goes_on:
             segment = self._first[number]
-            extent, at, count = self._extents[segment], self._at[segment], self._count[segment]
-            assert extent is not None, "it is in use"
+            extent, at, count = self._segment_at(segment)
             start, present = _present(extent, at, count)
             most = 1 if is_single else min(present, self._can[number], self._deficit[number])
             take = taking.take(extent, start, most) if present else 0
@@ -501,6 +595,26 @@ def _keys_among(extent: Extent, positions: BitMap) -> Iterator[tuple[int, int]]:
 
 def _keys_of(blob: Blob, rows: BitMap) -> Iterable[tuple[int, int]]:
     return ((NO_KEY, len(rows)),) if blob.keys is None else blob.keys.split_sorted(to_array(rows))
+
+
+def _view(column: array[int]) -> npt.NDArray[Any]:
+    """The column as a numpy array, to be dropped at once: meanwhile the column cannot grow."""
+    return np.frombuffer(column, column.typecode) if column else np.zeros(0, column.typecode)
+
+
+def _largest(values: Offsets, count: int) -> Offsets:
+    """The places of the `count` largest values, in no order. They lie in as many blocks: those with the largest maxima."""
+    blocks = len(values) // _BLOCK
+    if blocks > count:
+        end = blocks * _BLOCK
+        chosen = np.argpartition(values[:end].reshape(blocks, _BLOCK).max(axis=1), blocks - count)[blocks - count :]
+        places = np.concatenate([(chosen[:, None] * _BLOCK + np.arange(_BLOCK)).ravel(), np.arange(end, len(values))])
+        return places[_largest_of_few(values[places], count)]
+    return _largest_of_few(values, count)
+
+
+def _largest_of_few(values: Offsets, count: int) -> Offsets:
+    return np.argpartition(values, -count)[-count:] if len(values) > count else np.arange(len(values))
 
 
 def _present(extent: Extent, at: int, count: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from sluiceway.contract.queue_stats import COUNTERS, PartitionStats
 from sluiceway.core.partition.blob_keys import BlobKeys
 from sluiceway.core.partition.closed_leases import unknown_extent
 from sluiceway.core.partition.compaction import open_rows
+from sluiceway.core.partition.key_flows import KeyFlows, KeyTotals
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import (
     EXPIRED_READY,
@@ -34,7 +36,9 @@ from sluiceway.core.partition.records import (
     unpack_lease,
 )
 from sluiceway.model.changes import RecordKind, Snapshot
+from sluiceway.model.item_keys import NO_KEY
 from sluiceway.model.leased_items import Slice
+from sluiceway.model.peers import KeyCount
 from sluiceway.model.requests import Explanation, Failure, MovedItem, Offsets
 
 
@@ -102,14 +106,19 @@ def waiting_slices(partition: Partition, extent: Extent, limit: int | None = Non
 def stats_of(partition: Partition, number: int) -> PartitionStats:
     """The counts of the partition, which has that number."""
     ready, leased, scheduled = partition.log.ready_count, partition.leased_count, partition.log.scheduled_count
+    keys = key_totals(partition)
     return PartitionStats(
         partition=number,
         total=ready + leased + scheduled,
         ready=ready,
+        servable=partition.servable,
         total_leased=leased,
         scheduled=scheduled,
         transferring=sum(lease.open for lease in partition.transfers.by_number.values()),
         leases=len(partition.leases),
+        keys_waiting=keys.waiting,
+        keys_blocked=keys.blocked,
+        keys_limited=keys.limited,
         **{name: getattr(partition.log.header, name) for name in COUNTERS},
     )
 
@@ -149,6 +158,8 @@ def explain(partition: Partition, offset: int) -> Explanation:
     for due in partition.log.dues.values():
         if due.blob.number <= offset < due.blob.number + due.blob.rows and offset - due.blob.number in due.rows:
             reason = "it is not due yet" + _failed(partition, due.attempts)
+            if due.is_back and partition.log.flows is not None and partition.log.flows.rules.order:
+                reason += "; later items of its key wait for it"
             failures = partition.log.failures.of(due.blob.number, offset - due.blob.number)
             return Explanation(
                 "scheduled", reason, attempts=due.attempts, due_at=due.due_at, expires_at=due.expires_at or None, failures=failures
@@ -199,6 +210,15 @@ def _leased(lease: LeaseState, extent: Extent) -> Explanation:
 
 
 def _waiting(partition: Partition, extent: Extent, offset: int) -> Explanation:
+    ahead, reason = _turn(partition, extent, offset) if partition.log.flows is None else _turn_by_key(partition.log.flows, extent, offset)
+    reason += _failed(partition, extent.attempts)
+    if extent.max_lease_size:
+        reason += f"; its lease ran out before, so at most {extent.max_lease_size} such items fit into one lease"
+    return Explanation("ready", reason, ahead=ahead, attempts=extent.attempts, expires_at=extent.expires_at or None)
+
+
+def _turn(partition: Partition, extent: Extent, offset: int) -> tuple[int, str]:
+    """The number of items that are served before it, and why it waits."""
     ahead = 0
     for other in partition.log.ready:
         if other is extent:
@@ -206,11 +226,36 @@ def _waiting(partition: Partition, extent: Extent, offset: int) -> Explanation:
             ahead += len(before & extent.waiting(partition.log.at(extent)))
             break
         ahead += len(other.waiting(partition.log.at(other)))
-    reason = "it is next" if not ahead else f"{ahead} items of its partition are served before it"
-    reason += _failed(partition, extent.attempts)
-    if extent.max_lease_size:
-        reason += f"; its lease ran out before, so at most {extent.max_lease_size} such items fit into one lease"
-    return Explanation("ready", reason, ahead=ahead, attempts=extent.attempts, expires_at=extent.expires_at or None)
+    return ahead, "it is next" if not ahead else f"{ahead} items of its partition are served before it"
+
+
+def _turn_by_key(flows: KeyFlows, extent: Extent, offset: int) -> tuple[int, str]:
+    """The same where its key decides: the number of items of the key."""
+    key, ahead = flows.of_item(extent, offset - extent.first)
+    reasons = []
+    if key.blocked_by == "lease":
+        reasons.append("an earlier item of its key is leased")
+    elif key.blocked_by == "retry":
+        reasons.append("an earlier item of its key waits for its retry")
+    elif key.blocked_by == "limit":
+        reasons.append(f"its key is at its limit of {flows.rules.concurrency}")
+    of_key = "without a key" if key.key == NO_KEY else "of its key"
+    if ahead:
+        reasons.append(f"1 item {of_key} is served before it" if ahead == 1 else f"{ahead} items {of_key} are served before it")
+    return ahead, "; ".join(reasons) or f"it is the next {of_key}"
+
+
+def key_totals(partition: Partition) -> KeyTotals:
+    """The counts of the partition's keys."""
+    return KeyTotals() if partition.log.flows is None else partition.log.flows.totals()
+
+
+def key_counts(partition: Partition, limit: int) -> Iterator[tuple[KeyCount, Slice]]:
+    """What is to be said of each of `KeyFlows.most_waiting`, apart from its text, and an item that has it."""
+    for each in () if partition.log.flows is None else partition.log.flows.most_waiting(limit):
+        extent, offset = each.extent, np.array([each.extent.first + each.at])
+        item = Slice(extent.blob.number, extent.rows_at(each.at, 1), offset, extent.attempts, extent.blob.written_at, extent.blob.columns)
+        yield KeyCount(each.key, each.waiting, each.leased, each.returned, extent.blob.written_at, each.blocked_by), item
 
 
 def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False) -> Partition:

@@ -74,6 +74,12 @@ class QueueSample(NamedTuple):
     """Reason of the latest failed attempt of the last minute."""
     circuit_since: Millis | None = None
     """When the circuit breaker opened; None: it is closed, or there is none."""
+    blocked: int = 0
+    """Ready items that no consumer can get now, because of their keys."""
+
+    @property
+    def servable(self) -> int:
+        return self.ready - self.blocked
 
 
 class BackendSample(NamedTuple):

@@ -25,7 +25,7 @@ def _page(facts: QueueFacts, tab: str = "") -> str:
 def no_consumer(facts: QueueFacts, window: Window, is_open: bool) -> Finding | None:
     """Items are ready, and nobody takes or holds any."""
     now = window.now
-    if not now.ready or now.leased or now.waiting or "lease" in facts.paused or facts.is_dead_queue or window.waiting_since is None:
+    if not now.servable or now.leased or now.waiting or "lease" in facts.paused or facts.is_dead_queue or window.waiting_since is None:
         return None
     if now.circuit_since is not None:
         return None
@@ -101,8 +101,8 @@ def _expiring(window: Window, span: Millis, is_open: bool) -> tuple[int, int, Mi
 def slow_handlers(facts: QueueFacts, window: Window, is_open: bool) -> Finding | None:
     """All consumers hold items for long, and meanwhile more come in than they finish."""
     now, samples = window.now, window.over(t.HELD)
-    busy = all(each.ready and each.leased and not each.waiting for each in samples)
-    if not busy or not window.covers(t.HELD) or now.ready < t.ROUNDS_WAITING * now.leased:
+    busy = all(each.servable and each.leased and not each.waiting for each in samples)
+    if not busy or not window.covers(t.HELD) or now.servable < t.ROUNDS_WAITING * now.leased:
         return None
     held = sum(window.held(t.HELD).values())
     if held < t.HELD_SHARE * sum(sum(leases.values()) for leases in now.held.values()):
@@ -263,13 +263,17 @@ def backlog_age(facts: QueueFacts, window: Window, is_open: bool) -> Finding | N
     now = window.now
     if not facts.target_age or now.oldest_at is None or now.at - now.oldest_at <= facts.target_age:
         return None
+    cause, command = "more items come in than are consumed, or none are consumed", f"sluiceway queue history {facts.queue_name}"
+    if now.blocked:
+        cause = f"{items(now.blocked)} cannot be leased: an earlier one of the key is leased or waits for a retry, or it is at its limit"
+        command = f"sluiceway queue keys {facts.queue_name}"
     return Finding(
         "backlog_age",
         "warning",
         f"{items(now.ready)} ready, and the next one has waited for {seconds(now.at - now.oldest_at)}; the target is "
         f"{seconds(facts.target_age)}",
-        "more items come in than are consumed, or none are consumed",
-        f"sluiceway queue history {facts.queue_name}",
+        cause,
+        command,
         _page(facts),
         now.oldest_at + facts.target_age,
     )

@@ -21,7 +21,7 @@ class Window:
         self.active_at: Millis | None = None
         """Last sign of a consumer: a lease call, or items leased."""
         self.waiting_since: Millis | None = None
-        """Since when there have been ready items; None: there are none."""
+        """Since when there have been ready items that consumers can get; None: there are none."""
         self.paused_since: dict[str, Millis] = {}
         self._gaps: deque[Millis] = deque(maxlen=_GAPS)
 
@@ -33,7 +33,7 @@ class Window:
         self._samples.append(sample)
         while len(self._samples) > 1 and self._samples[1].at <= sample.at - MEMORY:
             self._samples.popleft()
-        if not sample.ready:
+        if not sample.servable:
             self.waiting_since = None
         elif self.waiting_since is None:
             self.waiting_since = sample.at

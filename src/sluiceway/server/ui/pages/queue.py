@@ -17,8 +17,8 @@ from sluiceway.server.ui.visit import Visit
 RANGES: Final = ((60, "1 hour"), (360, "6 hours"), (1_440, "24 hours"))
 _TAIL: Final = 15
 """Minutes in each live update and in the table beneath the charts."""
-_HISTORY_EVERY: Final = 10.0
-"""Seconds between two reads of the history, which changes once a minute."""
+_READ_EVERY: Final = 10.0
+"""Seconds between two reads of the history, which changes once a minute, or of the keys, whose texts are read from storage."""
 _SUMS: Final = (
     "produced",
     "completed",
@@ -47,6 +47,7 @@ SERIES: Final = (
 async def _summary(visit: Visit) -> Facts:
     name = visit.parts["name"]
     info, history = await asyncio.gather(visit.api.call("queues.info", queue_name=name), _history(visit, name))
+    keys = await _keys(visit, name) if info["order"] or info["fair"] or info["key_concurrency"] else None
     await visit.counts.known()
     counts, rates = visit.counts.of.get(name, {}), dict(visit.counts.rates(name))
     now = {
@@ -57,6 +58,7 @@ async def _summary(visit: Visit) -> Facts:
     return {
         "here": "Summary",
         "queue": info,
+        "keys": keys,
         "state": state_of(info, counts),
         "counts": counts,
         "rates": {**rates, "failed": failed(rates)},
@@ -79,15 +81,25 @@ def _minutes(visit: Visit) -> int:
 
 
 async def _history(visit: Visit, queue_name: str) -> Facts:
-    """The history for the charts and its last minutes. A live page reads only the last minutes, every _HISTORY_EVERY seconds."""
+    """The history for the charts and its last minutes. A live page reads only the last minutes, every _READ_EVERY seconds."""
     told: Facts | None
     at, told = visit.kept.get("history", (0.0, None))
-    if told is None or stopwatch() - at >= _HISTORY_EVERY:
+    if told is None or stopwatch() - at >= _READ_EVERY:
         minutes = _TAIL if visit.live else _minutes(visit)
         answer = await visit.api.call("queue.history", queue_name=queue_name, minutes=minutes)
         told = _told(answer)
         visit.kept["history"] = stopwatch(), told
     return told
+
+
+async def _keys(visit: Visit, queue_name: str) -> Facts:
+    """The busiest keys of the queue, and those that wait longest. A live page reads them every _READ_EVERY seconds."""
+    at, told = visit.kept.get("keys", (0.0, None))
+    if told is None or stopwatch() - at >= _READ_EVERY:
+        told = await visit.api.call("queue.keys", queue_name=queue_name, limit=10)
+        visit.kept["keys"] = stopwatch(), told
+    found: Facts = told
+    return found
 
 
 def _told(answer: Facts) -> Facts:
