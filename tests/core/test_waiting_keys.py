@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from random import Random
 
 from sluiceway.core.partition import queries
+from sluiceway.core.partition.item_listing import from_place, in_line
 from sluiceway.core.partition.key_flows import KeyRules
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.queue.key_ranking import busiest, oldest, together
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.inspection import Place
 from sluiceway.model.item_keys import NO_KEY, hash_of
 from sluiceway.model.peers import KeyCount
 from sluiceway.model.requests import Disposition
@@ -199,3 +201,22 @@ def test_the_counts_of_a_key_in_several_partitions_are_added() -> None:
     assert [each.text for each in oldest(found, 1)] == ["b"]
     (free,) = together([KeyCount(1, 1, 0, 0, START, "lease"), KeyCount(1, 1, 0, 0, START, None)])
     assert free.blocked_by is None, "one of its items can be leased"
+
+
+# ---- listings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_a_listing_leaves_out_nothing_between_leased_items() -> None:
+    """Where keys decide, ready items are between leased ones, and a page goes on after the last offset of the one before."""
+    rig = rig_of(order=True)
+    produce(rig, "a", "a", "b", "b", "b", "c", "d", "d")
+    lease(rig, 4)
+    for limit in (1, 2, 3, 100):
+        listed, start = [], 0
+        while page := in_line(rig.machine, start, limit):
+            listed += [offset for each in page for offset in each.piece.offsets.tolist()]
+            start = listed[-1] + 1
+        assert listed == list(range(8))
+    found = list(from_place(rig.machine, ("leased", "ready"), Place(at=1), ()))
+    assert [offset for each in found for offset in each.listed.piece.offsets.tolist()] == list(range(1, 8))
+    assert [each.place.at for each in found] == [each.listed.piece.offsets[0] for each in found]

@@ -112,8 +112,8 @@ def test_explain_has_the_key_of_an_item(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (service, _):
             await service.create_queue(QueueSpec("q", order="key"))
-            await put(service, "a", "a")
-            await lease(service, "q", 1)
+            await put(service, "a", "a", "b")
+            await lease(service, "q", 2)
             said = await service.explain("q", 0, 1)
             assert (said.state, said.key, said.reason) == ("ready", "a", "an earlier item of its key is leased")
             said = await service.explain("q", 0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +22,7 @@ from sluiceway.model.requests import Offsets
 def in_line(partition: Partition, start: int, limit: int) -> list[Listed]:
     """Up to `limit` leased or ready items from the offset `start` on."""
     found: list[Listed] = []
-    # Leased items precede ready ones.
-    for listed in chain(_leased(partition, start), _ready(partition, start)):
+    for listed in _by_offset(_leased(partition, start), _ready(partition, start)):
         if limit <= 0:
             break
         found.append(listed._replace(piece=_first(listed.piece, limit)))
@@ -63,8 +62,9 @@ def from_place(partition: Partition, states: Container[BrowseState], start: Plac
     `entries`: the sorted numbers of the scheduled entries to look at. A caller that reads on in small steps sorts a million of them once.
     """
     if not start.scheduled:
-        line = (_leased(partition, start.at) if "leased" in states else (), _ready(partition, start.at) if "ready" in states else ())
-        for listed in chain(*line):
+        leased = _leased(partition, start.at) if "leased" in states else iter(())
+        ready = _ready(partition, start.at) if "ready" in states else iter(())
+        for listed in _by_offset(leased, ready):
             yield Found(listed, Place(at=int(listed.piece.offsets[0])))
         start = Place(scheduled=True)
     if "scheduled" in states:
@@ -150,6 +150,24 @@ def _ready(partition: Partition, start: int) -> Iterator[Listed]:
                 rows = extent.rows_at(0, extent.count)[index]
                 piece = Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at, extent.blob.columns)
                 yield Listed(piece, 0, Standing(expires_at=extent.expires_at or None))
+
+
+def _by_offset(one: Iterator[Listed], other: Iterator[Listed]) -> Iterator[Listed]:
+    """Both in order of offset, as each is. Leased items precede ready ones, unless keys decide what is leased."""
+    first, second = next(one, None), next(other, None)
+    while first is not None and second is not None:
+        if second.piece.offsets[0] < first.piece.offsets[0]:
+            one, other, first, second = other, one, second, first
+        before = int(first.piece.offsets.searchsorted(second.piece.offsets[0]))
+        yield first._replace(piece=_first(first.piece, before))
+        left = first.piece._replace(rows=first.piece.rows[before:], offsets=first.piece.offsets[before:])
+        first = first._replace(piece=left) if len(left.rows) else next(one, None)
+    if first is not None:
+        yield first
+    if second is not None:
+        yield second
+    yield from one
+    yield from other
 
 
 def _first(piece: Slice, count: int) -> Slice:
