@@ -218,7 +218,7 @@ fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI
 hostile: setup ## Attack a real server in some forty ways while others are to be served
 	@$(BIN)/python -m pytest tests/hostile -rP $(ARGS)
 
-sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0, JOBS=1)
+sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0, JOBS=1; ARGS=--keys, --cluster, --rebalance …: of one kind only)
 	@$(BIN)/python -m simulation --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(ARGS)
 
 spec: setup ## Check the specifications exhaustively within bounds, and that none of their rules can be left out (ARGS='--numbers 7 --cycles 2')

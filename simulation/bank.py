@@ -10,6 +10,7 @@ from simulation import (
     bugs_bucket,
     bugs_cluster,
     bugs_group,
+    bugs_keys,
     bugs_life,
     bugs_limits,
     bugs_partition,
@@ -20,6 +21,7 @@ from simulation import (
 )
 from simulation.bucket_world import run_bucket
 from simulation.cluster import run_cluster
+from simulation.cluster_by_key import run_by_key
 from simulation.cluster_group import run_members
 from simulation.cluster_rebalances import run_rebalances
 from simulation.group import run_group
@@ -33,6 +35,7 @@ GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limit
 MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
 CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
 REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)
+KEY_BANK: tuple[Bug, ...] = tuple(bugs_keys.BUGS)
 BUCKET_BANK: tuple[Bug, ...] = tuple(bugs_bucket.BUGS)
 TASK_BANK: tuple[Bug, ...] = (*bugs_tasks.ABLATIONS, *bugs_tasks.BUGS)
 SEEDS_PER_BUG = 200
@@ -43,6 +46,7 @@ _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
     (MEMBER_BANK, run_members),
     (CLUSTER_BANK, run_cluster),
     (REBALANCE_BANK, run_rebalances),
+    (KEY_BANK, run_by_key),
     (TASK_BANK, run_tasks),
     (BUCKET_BANK, run_bucket),
 )

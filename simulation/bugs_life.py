@@ -62,7 +62,13 @@ def serves_at_once_what_ran_out(original: Any) -> Any:
 @bug(SegmentLog, "schedule")
 def forgets_halving_while_it_waits(original: Any) -> Any:
     """After the back-off, items of an expired lease may come back in a lease as large."""
-    return lambda self, blob, rows, attempts, due_at, expires_at, max_lease_size=0: original(self, blob, rows, attempts, due_at, expires_at)
+
+    def schedule(
+        self: Any, blob: Any, rows: Any, attempts: Any, due_at: Any, expires_at: Any, _max: int = 0, is_back: bool = False
+    ) -> None:
+        original(self, blob, rows, attempts, due_at, expires_at, is_back=is_back)
+
+    return schedule
 
 
 @bug(SegmentLog, "append_rows")

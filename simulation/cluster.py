@@ -100,6 +100,7 @@ class ClusterWorld:
         """Number of successful settles of items in several partitions."""
         self.ended = False
         self.usable = frozenset({"available", "draining", "preparing"})
+        self.draining = DRAINING
         """Partition states that count as healthy."""
         self.strategy: Strategy = self.random.choice(["rounds", "rounds", "claims"])
         self.traffic: Millis = self.random.choice([6_000, 15_000])
@@ -177,7 +178,7 @@ class ClusterWorld:
         return self.random.randint(1, 5)
 
     async def _create(self, spec: QueueSpec) -> None:
-        self.ledgers[spec.queue_name] = ledger = QueueLedger(spec.queue_name, self.items)
+        self.ledgers[spec.queue_name] = ledger = self._ledger(spec)
         clients = self._clients(ledger)
         while True:
             try:
@@ -193,6 +194,9 @@ class ClusterWorld:
         clients.created = True
         self.clients.append(clients)
         self.note("there is a queue", spec.queue_name)
+
+    def _ledger(self, spec: QueueSpec) -> QueueLedger:
+        return QueueLedger(spec.queue_name, self.items)
 
     def _clients(self, ledger: QueueLedger) -> Clients:
         return Clients(self, ledger)
@@ -465,7 +469,7 @@ class ClusterWorld:
         """Drain every queue through one single instance."""
         instance = self.random.choice(self._serving())
         self.note("all is drained by way of", instance.name)
-        deadline = self.loop.now + DRAINING
+        deadline = self.loop.now + self.draining
         while any(clients.ledger.left() for clients in self.clients):
             left = {clients.ledger.queue: clients.ledger.left() for clients in self.clients}
             check(self.loop.now < deadline, f"{left} cannot be drained by way of {instance.name}")

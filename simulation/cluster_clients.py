@@ -141,10 +141,16 @@ class Clients:
             key = f"L{client_id}" if self.random.random() < 0.4 else None
             for _ in range(self.random.choice([1, 1, 2])):
                 wait = self.random.choice([0, 300, 3_000])
-                request = Lease(client_id, self.random.choice([1, 3, 10]), wait, timeout, self.random.randint(1, 3), key)
+                request = Lease(
+                    client_id, self.random.choice([1, 3, 10]), wait, timeout, self.random.randint(1, 3), key, runs=self._runs(client_id)
+                )
                 known = {(each.partition, each.number) for each in holds}
                 holds += [hold for hold in await self.lease(request) if (hold.partition, hold.number) not in known]
             await self.use(holds)
+
+    def _runs(self, client_id: str) -> bool:
+        """Draw whether this client asks for runs."""
+        return False
 
     async def lease(self, request: Lease, instance: Instance | None = None) -> list[Hold]:
         before = self.ledger.live(request.client_id, self.world.latest())
@@ -233,6 +239,6 @@ class Clients:
         """Lease all available items of the queue through this instance, and complete them."""
         client_id = f"d{next(self.asked)}"
         self.ledger.asks.lease_timeouts[client_id] = 30_000
-        holds = await self.lease(Lease(client_id, 1_000, 500, 30_000, 100), instance)
+        holds = await self.lease(Lease(client_id, 1_000, 500, 30_000, 100, runs=self._runs(client_id)), instance)
         if holds:
             await self.settle(holds, DONE, 10, instance)

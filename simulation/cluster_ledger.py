@@ -17,7 +17,7 @@ from simulation.store import Store
 from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
-from sluiceway.model.requests import Lease, Leased, Produced, ProduceKey, Settled, Verdict
+from sluiceway.model.requests import Lease, Leased, Produced, ProducedByKey, ProduceKey, Settled, Verdict
 from sluiceway.model.small_batch import in_columns
 
 OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried", "dead": "dead", "release": "released"}
@@ -80,11 +80,14 @@ class QueueLedger:
         check(self.incarnation in ("", incarnation), "a queue has two incarnations")
         check(partition not in self.trails, f"partition {partition} of {self.queue} is there again after its data was removed")
         self.incarnation = incarnation
-        trail = ItemHistory(incarnation, partition, self.items, self.asks, self.heard, queue=self.queue, grace=True)
+        trail = self._history(incarnation, partition)
         store = self.stores[partition] = Store()
         store.trail = _Follower(trail, self)
         self.trails[partition] = trail
         return store
+
+    def _history(self, incarnation: str, partition: int) -> ItemHistory:
+        return ItemHistory(incarnation, partition, self.items, self.asks, self.heard, queue=self.queue, grace=True)
 
     def left(self) -> int:
         """Count remaining items, including those in transfers to another queue."""
@@ -125,14 +128,16 @@ class QueueLedger:
         """Check an acknowledgement: the items are durable, once, at the ids told."""
         check(answer.items == len(batch.items), "the answer counts other items than were sent")
         if batch.answer is not None:
-            check(answer[:3] == batch.answer[:3], f"a repetition has another answer: {answer} after {batch.answer}")
-            check(answer.deduplicated or batch.answer.deduplicated, "a key was taken twice")
+            check(_told(answer) == _told(batch.answer), f"a repetition has another answer: {answer} after {batch.answer}")
+            # Of two calls at once, each may have stored a part of what is divided.
+            check(isinstance(answer, ProducedByKey) or answer.deduplicated or batch.answer.deduplicated, "a key was taken twice")
             return
-        for index, item in enumerate(batch.items):
-            told = str(ItemId(self.incarnation, answer.partition, answer.first_offset + index))
+        for item, (partition, offset) in zip(batch.items, _told(answer), strict=True):
+            told = str(ItemId(self.incarnation, partition, offset))
             check(item.origin is not None, f"{item.payload} was acknowledged before it was durable")
             check(item.origin == told, f"{item.payload} is {item.origin}, and its producer was told {told}")
         batch.answer = answer
+        self.tally["divided"] += isinstance(answer, ProducedByKey)
         self.tally["produced"] += answer.items
 
     def check_refused(self, batch: Batch) -> None:
@@ -222,6 +227,13 @@ class QueueLedger:
             for item in batch.items:
                 check(item.ended or item.origin is None, f"{item.payload} is left over")
                 check(batch.answer is None or item.ended, f"{item.payload} was acknowledged and is lost")
+
+
+def _told(answer: Produced) -> Sequence[tuple[int, int]]:
+    """Return the partition and the offset of each item of the call."""
+    if isinstance(answer, ProducedByKey):
+        return answer.places
+    return [(answer.partition, answer.first_offset + index) for index in range(answer.items)]
 
 
 def _places(ignored: Iterable[tuple[str, IgnoredReason]]) -> Iterable[tuple[tuple[int, int], IgnoredReason]]:

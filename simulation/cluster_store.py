@@ -77,6 +77,9 @@ class Vault:
         kept = self.partitions.get(ref)
         name = f"{ref.incarnation}-{ref.partition}"
         if kept is not None and self.is_away(ref):
+            if least is None and self.is_shut_out(kept.store, fence):
+                # An opening that was sent before anything was acknowledged, and comes late: it is not confirmed, so nothing will be in it.
+                raise FencedError(f"partition {name} was claimed above {fence}")
             # The empty storage takes the place of the old one. Only what was never acknowledged in may be made anew there.
             check(least is not None, f"{owner} makes {name} anew, which has acknowledged cycle {kept.store.txn}")
             raise LostError(name, "is not there")

@@ -12,7 +12,7 @@ from simulation.promises import check
 from simulation.scene import DUE, LEASED, READY, Place, Scene
 from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.partition_states import allows
-from sluiceway.core.partition.records import REDRIVEN, Header, partition_target
+from sluiceway.core.partition.records import REDRIVEN, Header, LeaseState, partition_target
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.kernel.limits import MAX_CLOCK_STEP
@@ -184,7 +184,9 @@ class ItemHistory:
         """Check an item that has left a lease and is offered again. Each lease counts as an attempt unless released."""
         counted = place.attempts - was.attempts
         asked = self.asks.of(self.partition, was.lease, was.offset)
-        if self._ran_out(was.lease) and not (self.grace and (not counted or place.kind == DUE)):
+        ran_out = self._ran_out(was.lease)
+        retries = [each for each in asked if each.verdict == "retry"]
+        if ran_out and not (self.grace and (not counted or (place.kind == DUE and retries))):
             check(counted == 1, f"{item.payload}: its lease ran out and does not count")
             self._check_wait(item, was, place, [Disposition("retry")], "its lease ran out, and it is served")
             disposition: IgnoredReason = "expired"
@@ -193,12 +195,12 @@ class ItemHistory:
         else:
             if counted:
                 check(counted == 1, f"{item.payload} has other attempts")
-                self._check_retry(item, was, place, [each for each in asked if each.verdict == "retry"])
+                check(bool(retries), f"{item.payload} is offered again without a cause")
+                self._check_wait(item, was, place, [*retries, *([Disposition("retry")] if ran_out else [])], "it is retried")
             elif self._may_be_spared(asked):
                 self._steps["spared"] += 1
-            elif not any(each.verdict == "release" for each in asked):
-                given_back = (self.partition, was.lease) not in self.heard and self.old.leases[was.lease].lease_key is None
-                check(given_back, f"{item.payload} is offered again without a cause")
+            elif not any(each.verdict == "release" for each in asked) and not self._is_behind(item, was):
+                check(self._may_be_given_back(was.lease), f"{item.payload} is offered again without a cause")
                 self._steps["given back"] += 1
             check(not counted or not self._is_spent(place.attempts), f"{item.payload} is offered beyond max_attempts")
             disposition = "retried" if counted or self._may_be_spared(asked) else "released"
@@ -212,9 +214,13 @@ class ItemHistory:
             # A retry that was spared, or a release: of the lease that it was only staged in, or of the item before it.
             self.dispositions[was.offset].add("released")
             self._unsure = True
-        if disposition == "expired" and self.grace and any(each.verdict == "retry" for each in asked):
-            self.dispositions[was.offset].add("retried")
+        if ran_out and counted and self.grace and retries:
+            self.dispositions[was.offset] |= {"expired", "retried"}
             self._unsure = True
+
+    def _is_behind(self, item: Item, was: Place) -> bool:
+        """Whether the item had to leave its lease because another one did."""
+        return False
 
     def _may_be_spared(self, asked: Iterable[Disposition]) -> bool:
         """Whether a retry need not count. What else was asked in the same cycle would count, or would let it go."""
@@ -222,10 +228,6 @@ class ItemHistory:
 
     def _is_spent(self, attempts: int) -> bool:
         return bool(self.record.max_attempts) and attempts >= self.record.max_attempts
-
-    def _check_retry(self, item: Item, was: Place, place: Place, retries: list[Disposition]) -> None:
-        check(bool(retries), f"{item.payload} is offered again without a cause")
-        self._check_wait(item, was, place, retries, "it is retried")
 
     def _check_wait(self, item: Item, was: Place, place: Place, retries: list[Disposition], what: str) -> None:
         # A retry due after the item's expiry is due at its expiry.
@@ -260,12 +262,16 @@ class ItemHistory:
             lease = self.new.leases[number]
             check(number not in self.clients, "a lease's number is given twice")
             self.clients[number] = lease.client_id
-            for part in lease.parts:
-                check(part.first > self._furthest, "an item was served before one that came earlier")
-                self._furthest = part.end - 1
+            self._check_turn(lease)
             timeout = self.asks.lease_timeouts[lease.client_id]
             deadline = self.cycle.now + (self.record.lease_timeout if timeout is None else timeout)
             check(lease.deadline == deadline, "a lease has another deadline than was asked for")
+
+    def _check_turn(self, lease: LeaseState) -> None:
+        """Check that the lease takes the oldest items."""
+        for part in lease.parts:
+            check(part.first > self._furthest, "an item was served before one that came earlier")
+            self._furthest = part.end - 1
 
     # ---- moves between partitions -----------------------------------------------------------------------------
 

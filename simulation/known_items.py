@@ -48,6 +48,7 @@ class Item:
     """Partition it lives in."""
     way: Way | None = None
     ended: bool = False
+    key: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -90,10 +91,15 @@ class Held:
         return self.partition, self.number
 
 
-def new_rows(queue: str, numbers: Sequence[int], dues: Sequence[Millis | None]) -> tuple[list[Item], pa.RecordBatch]:
-    """Build items with unique payloads of different lengths, some with a reference, some due later; also returns them as a batch."""
+def new_rows(
+    queue: str, numbers: Sequence[int], dues: Sequence[Millis | None], keys: Sequence[str | None] = ()
+) -> tuple[list[Item], pa.RecordBatch]:
+    """Build items with unique payloads of different lengths, some with a reference, some due later; also returns them as a batch.
+
+    `keys`: those of the items; empty: none has one.
+    """
     items, rows = [], []
-    for index, (number, due) in enumerate(zip(numbers, dues, strict=True)):
+    for index, (number, due, key) in enumerate(zip(numbers, dues, keys or [None] * len(numbers), strict=True)):
         payload = f"i{number}:" + "abcdefghijklmnopqrstuvwxyz"[: number * 7 % 27]
         reference = f"r{number}" if number % 5 == 0 else None
         row: dict[str, object] = {"payload": payload.encode()}
@@ -101,6 +107,8 @@ def new_rows(queue: str, numbers: Sequence[int], dues: Sequence[Millis | None]) 
             row["reference"] = reference
         if due is not None:
             row["enqueue_at"] = due
-        items.append(Item(payload, index, queue, due or 0, reference))
+        if key is not None:
+            row["key"] = key
+        items.append(Item(payload, index, queue, due or 0, reference, key=key))
         rows.append(row)
     return items, batch_from_rows(rows)

@@ -12,9 +12,22 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from simulation.bank import BANK, BUCKET_BANK, CLUSTER_BANK, GROUP_BANK, MEMBER_BANK, REBALANCE_BANK, SEEDS_PER_BUG, TASK_BANK, Found, hunt
+from simulation.bank import (
+    BANK,
+    BUCKET_BANK,
+    CLUSTER_BANK,
+    GROUP_BANK,
+    KEY_BANK,
+    MEMBER_BANK,
+    REBALANCE_BANK,
+    SEEDS_PER_BUG,
+    TASK_BANK,
+    Found,
+    hunt,
+)
 from simulation.bucket_world import BucketWorld
 from simulation.cluster import ClusterWorld
+from simulation.cluster_by_key import ItemKeyWorld
 from simulation.cluster_group import MemberWorld
 from simulation.cluster_rebalances import RebalanceWorld
 from simulation.group import GroupWorld
@@ -69,6 +82,11 @@ def _rebalances(seed: int, log: EventLog | None) -> Life:
     return world.live, lambda: world.loop.steps
 
 
+def _keys(seed: int, log: EventLog | None) -> Life:
+    world = ItemKeyWorld(seed, log)
+    return world.live, lambda: world.loop.steps
+
+
 def _tasks(seed: int, log: EventLog | None) -> Life:
     world = TasksWorld(seed, log)
     return world.live, lambda: world.happened
@@ -87,6 +105,7 @@ OTHERS = (
     Storey("members", "--members", _members, MEMBER_BANK, 4),
     Storey("cluster", "--cluster", _cluster, CLUSTER_BANK, 10),
     Storey("rebalances", "--rebalance", _rebalances, REBALANCE_BANK, 10),
+    Storey("keys", "--keys", _keys, KEY_BANK, 10),
 )
 
 

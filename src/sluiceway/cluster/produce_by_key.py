@@ -45,11 +45,15 @@ def together(parts: Sequence[Division], outcomes: Sequence[Outcome], request: Pr
 
 
 def _error(errors: Sequence[BaseException], parts: int, request: Produce) -> BaseException:
+    """The error of the whole call. A refusal says that nothing is stored, so it is one only if every part was refused."""
+    refused = [each for each in errors if isinstance(each, SluicewayError) and each.code != "outcome_unknown"]
+    if len(refused) == parts:
+        return next((each for each in refused if each.code != "unavailable"), refused[0])
     for error in errors:
         if not isinstance(error, SluicewayError) or error.code in ("key_conflict", "stale_sequence"):
             return error  # to repeat the call would not help
-    if len(errors) == parts and not any(isinstance(each, SluicewayError) and each.code == "outcome_unknown" for each in errors):
-        return errors[0]
     # Any other code says that nothing was stored: a client may repeat the call under another idempotency key.
-    what = "repeat the call: the idempotency key stores what is missing" if request.key is not None else "the others are stored"
-    return SluicewayError("outcome_unknown", f"{len(errors)} of the {parts} parts into which the keys divide the call failed; {what}")
+    what = "repeat the call: the idempotency key stores what is missing" if request.key is not None else "the others may be stored"
+    return SluicewayError(
+        "outcome_unknown", f"{len(errors)} of the {parts} parts into which the keys divide the call failed; {what}. The first: {errors[0]}"
+    )
