@@ -223,24 +223,10 @@ def takes_a_part_for_the_whole(_original: Any) -> Any:
 # ---- fairness -------------------------------------------------------------------------------------------------
 
 
-class _FreshFirst(KeyFlows):
-    @property
-    def _is_fresh_next(self) -> bool:
-        return True
-
-    @_is_fresh_next.setter
-    def _is_fresh_next(self, _value: bool) -> None: ...
-
-
-@bug(KeyFlows, "take")
-def serves_fresh_keys_first(original: Any) -> Any:
+@bug(KeyFlows, "_next_line")
+def serves_fresh_keys_first(_original: Any) -> Any:
     """While new keys come, those that wait get no turn."""
-
-    def take(self: Any, taking: Any) -> Any:
-        self.__class__ = _FreshFirst
-        return original(self, taking)
-
-    return take
+    return lambda self: self._fresh or self._turn
 
 
 @bug(KeyFlows, "take")

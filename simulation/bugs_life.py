@@ -147,9 +147,9 @@ def forgets_expiry_at_loading(original: Any) -> Any:
 def expires_from_production_on(original: Any) -> Any:
     """A scheduled item expires as if it had been due at once."""
 
-    def schedule(self: Any, blob: Any, rows: Any, attempts: int, due_at: int, expires_at: int, *rest: int) -> None:
+    def schedule(self: Any, blob: Any, rows: Any, attempts: int, due_at: int, expires_at: int, *rest: int, **named: Any) -> None:
         early = expires_at - due_at + self.header.now if expires_at and not attempts else expires_at
-        original(self, blob, rows, attempts, due_at, early, *rest)
+        original(self, blob, rows, attempts, due_at, early, *rest, **named)
 
     return schedule
 

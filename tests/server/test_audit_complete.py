@@ -108,6 +108,27 @@ MADE["/v1/partition.pause"] = lambda caller: caller.ask("partition.pause", queue
 MADE["/v1/keys.create"] = lambda caller: caller.ask("keys.create", name="made", scopes=["read:q"])
 
 
+def schedule(caller: Caller) -> str:
+    """A schedule of its own."""
+    name = f"made-{next(_names)}"
+    caller.ask("schedules.create", name=name, cron="0 0 1 1 *", queue_name="q", item={"utf8": "x"})
+    return name
+
+
+MADE["/v1/schedules.create"] = lambda caller: schedule(caller)
+MADE["/v1/schedules.update"] = lambda caller: caller.ask("schedules.update", name=schedule(caller), cron="0 0 2 1 *")
+MADE["/v1/schedules.pause"] = lambda caller: caller.ask("schedules.pause", name=schedule(caller))
+MADE["/v1/schedules.run"] = lambda caller: caller.ask("schedules.run", name=schedule(caller))
+MADE["/v1/schedules.delete"] = lambda caller: caller.ask("schedules.delete", name=schedule(caller))
+
+
+@made("/v1/schedules.resume")
+def _resume_schedule(caller: Caller) -> None:
+    name = schedule(caller)
+    caller.ask("schedules.pause", name=name)
+    caller.ask("schedules.resume", name=name)
+
+
 @made("/v1/queue.resume")
 def _resume(caller: Caller) -> None:
     caller.ask("queue.pause", queue_name="q")

@@ -142,10 +142,10 @@ PINNED: dict[type[msgspec.Struct], str] = {
     RetryBackoff: "first most",
     Header: "next head lease_number due_number now produced deduplicated leased completed retried expired dead released cleared redriven "
     "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots",
-    BlobRecord: "rows columns written_at nbytes kept reasons",
+    BlobRecord: "rows columns written_at nbytes kept reasons keys",
     ExtentRecord: "count blob row rows attempts expires_at max_lease_size gone",
     LeaseRecord: "ranges client_id deadline lease_key transfer settled staged dispositions target closed dues target_incarnation failures",
-    DueRecord: "due_at blob rows attempts expires_at max_lease_size",
+    DueRecord: "due_at blob rows attempts expires_at max_lease_size is_back",
     KeyRecord: "seen sequence until",
     KeyResult: "digest first_offset count partition intended_at",
     ApiKey: "key_id name scopes digest created_at expires_at requests_per_second bytes_per_second",

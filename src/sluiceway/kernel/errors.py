@@ -162,8 +162,8 @@ KINDS: dict[str, ErrorKind] = {
         409,
         False,
         "The idempotency key was already used for other items",
-        "An earlier produce used this idempotency key with other items. Nothing was added. (Of a call that the queue's `order` or "
-        "`key_concurrency` divides, items for other partitions may have been added.)",
+        "An earlier produce used this idempotency key with other items. Nothing was added; but of a call that the queue's `order` or "
+        "limits by key divide, items for other partitions may have been.",
         "Use a new key for new items. If the items should be the same, find out why they differ. The key is remembered for its window.",
     ),
     "version_conflict": ErrorKind(
