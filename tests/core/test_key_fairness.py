@@ -166,6 +166,22 @@ def test_a_rate_allows_a_burst_after_a_pause_and_none_after_a_takeover() -> None
     assert leased(rig, 100, later + 150) == []
 
 
+def test_a_key_that_waits_for_its_rate_wakes_once_and_says_so() -> None:
+    rig = rig_of(key_rules(QueueSettings(order="key", key_rate=KeyRate(10, burst=1))))
+    rig.machine.tick(START)
+    for _ in range(50):
+        produce(rig, "a", 1)
+    flows = rig.machine.log.flows
+    assert flows is not None
+    assert len(flows._wakes) == 1
+    (waiting,) = flows.most_waiting(1)
+    assert waiting.blocked_by == "rate"
+    for step in range(1, 6):
+        rig.machine.tick(START + 100 * step)
+        assert leased(rig, 10, START + 100 * step) == ["a"]
+        assert len(flows._wakes) == 1
+
+
 def test_a_rate_is_remembered_while_a_key_has_nothing_waiting() -> None:
     rig = rig_of(key_rules(QueueSettings(key_rate=KeyRate(10, burst=1))))
     rig.machine.tick(START)

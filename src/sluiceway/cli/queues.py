@@ -287,7 +287,12 @@ def _key_table(keys: Sequence[WaitingKey]) -> Rows:
     return table(("key", *numbers, "blocked by"), rows, right=numbers)
 
 
-_OBSTACLES = {"lease": "an earlier item that is leased", "retry": "an earlier item's retry", "limit": "its limit of leased items"}
+_OBSTACLES = {
+    "lease": "an earlier item that is leased",
+    "retry": "an earlier item's retry",
+    "limit": "its limit of leased items",
+    "rate": "its rate",
+}
 
 
 @queue.command()

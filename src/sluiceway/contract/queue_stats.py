@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from sluiceway.contract.fields import Answer, QueueName, Time, about, one_of
 
-KeyObstacle = Literal["lease", "retry", "limit"]
+KeyObstacle = Literal["lease", "retry", "limit", "rate"]
 """What blocks a key: an earlier item that is leased, one that was returned and waits for its delay, or `key_concurrency`."""
 
 
@@ -144,7 +144,7 @@ class WaitingKey(Answer, frozen=True, kw_only=True):
         one_of(KeyObstacle),
         about(
             "Why none of its items can be leased now: an earlier one is in a `lease`, or waits for its `retry`; or as many as "
-            "`key_concurrency` allows are leased (`limit`). Null: the next one can be leased."
+            "`key_concurrency` allows are leased (`limit`); or `key_rate` is used up (`rate`). Null: the next one can be leased."
         ),
     ] = None
 

@@ -123,7 +123,9 @@ class KeyFlows:
         self._past: dict[int, float] = {}
         """`_full_at` of keys that have no flow now."""
         self._wakes: list[tuple[float, int]] = []
-        """When a flow may have more than it has now: (time, key). May name keys that have no flow any more."""
+        """When a flow that has used up its rate may be served again: (time, key). May name keys that have no flow any more."""
+        self._waking: set[int] = set()
+        """The keys in `_wakes`, each of which is there once."""
         self._free: list[int] = []
         self._fresh: deque[int] = deque()
         self._turn: deque[int] = deque()
@@ -208,17 +210,20 @@ class KeyFlows:
 
     def wake(self, now: Millis) -> None:
         """It is `now`: keys may be served again."""
+        if not self.rules.interval:
+            return
         self._begin(now)
         while self._wakes and self._wakes[0][0] <= now:
-            number = self._numbers.get(heapq.heappop(self._wakes)[1])
-            if number is not None:
-                self._update(number)
+            key = heapq.heappop(self._wakes)[1]
+            self._waking.discard(key)
+            if key in self._numbers:
+                self._update(self._numbers[key])
 
     def _begin(self, now: Millis) -> None:
         self._now = max(now, self._now)
         if self._begun_at is None:
             self._begun_at = self._now
-            for number in self._numbers.values():
+            for number in list(self._numbers.values()):
                 self._full_at[number] = self._begun_at + self.rules.burst * self.rules.interval
                 self._update(number)
         if len(self._past) > 2 * len(self._numbers) + 1_000:
@@ -230,8 +235,9 @@ class KeyFlows:
             return 0
         interval, burst = self.rules.interval, self.rules.burst
         allowed = int(burst - max(0.0, self._full_at[number] - self._now) / interval + 1e-9)
-        if allowed < min(burst, self._waiting[number]):
-            heapq.heappush(self._wakes, (self._full_at[number] - (burst - allowed - 1) * interval, self._keys[number]))
+        if not allowed and self._keys[number] not in self._waking:
+            self._waking.add(self._keys[number])
+            heapq.heappush(self._wakes, (self._full_at[number] - (burst - 1) * interval, self._keys[number]))
         return allowed
 
     # ---- flows ------------------------------------------------------------------------------------------------
@@ -413,7 +419,10 @@ class KeyFlows:
         returned, flight = self._returned[number], self._flight[number]
         blocked_by: KeyObstacle | None = None
         if not self._can[number]:
-            blocked_by = "limit" if not self.rules.order else "lease" if flight > returned else "retry"
+            if self.rules.order and flight:
+                blocked_by = "lease" if flight > returned else "retry"
+            else:
+                blocked_by = "limit" if self.rules.concurrency and flight >= self.rules.concurrency else "rate"
         return WaitingKey(self._keys[number], self._waiting[number], flight - returned, returned, extent, at, blocked_by)
 
     # ---- take -------------------------------------------------------------------------------------------------
@@ -424,8 +433,7 @@ class KeyFlows:
         aside: list[int] = []
         served: dict[int, None] = {}
         weights = self.rules.weights
-        if self.rules.interval:
-            self.wake(taking.now)
+        self.wake(taking.now)
         quantum = self._quantum(taking.want)
         while taking.goes_on and (self._fresh or self._turn):
             line = self._next_line()

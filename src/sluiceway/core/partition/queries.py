@@ -239,6 +239,8 @@ def _turn_by_key(flows: KeyFlows, extent: Extent, offset: int) -> tuple[int, str
         reasons.append("an earlier item of its key waits for its retry")
     elif key.blocked_by == "limit":
         reasons.append(f"its key is at its limit of {flows.rules.concurrency}")
+    elif key.blocked_by == "rate":
+        reasons.append("its key has used up its rate")
     of_key = "without a key" if key.key == NO_KEY else "of its key"
     if ahead:
         reasons.append(f"1 item {of_key} is served before it" if ahead == 1 else f"{ahead} items {of_key} are served before it")
