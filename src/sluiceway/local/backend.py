@@ -70,6 +70,8 @@ class Backend:
         self._partitions: dict[PartitionRef, Retry] = {}
         """The partitions it holds, next to be probed first."""
         self._openings: dict[PartitionRef, asyncio.Task[Snapshot]] = {}
+        self._lost: set[PartitionRef] = set()
+        """Partitions that were removed while they were opened, and are to be released when that ends."""
         self._tasks: set[asyncio.Task[None]] = set()
         """What goes on in the background."""
         self._timer: asyncio.TimerHandle | None = None
@@ -121,6 +123,7 @@ class Backend:
     def attach(self, ref: PartitionRef, retry: Retry) -> None:
         """Add a partition."""
         self._partitions[ref] = retry
+        self._lost.discard(ref)
 
     def detach(self, ref: PartitionRef) -> None:
         """Remove a partition; the store's resources for it are released in the background."""
@@ -128,7 +131,10 @@ class Backend:
         self._breaker.forget(ref)
         seen = self._seen.pop(ref, None)
         if self._store is not None:
-            self._spawn(self._release(self._store, ref))
+            if ref in self._openings:
+                self._lost.add(ref)
+            else:
+                self._spawn(self._release(self._store, ref))
             self._spawn(self._note(ref, seen))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -137,15 +143,13 @@ class Backend:
         task.add_done_callback(self._tasks.discard)
 
     async def _release(self, store: PartitionStore, ref: PartitionRef) -> None:
+        if ref in self._partitions:
+            # It has come back before this began.
+            return
         # A hung store must not hold up a stop.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.write_timeout / 1000):
-                if ref in self._openings:
-                    # It was lost while it was opened, and is held from when that ends.
-                    await asyncio.wait([self._openings[ref]])
-                # It may have come back meanwhile.
-                if ref not in self._partitions:
-                    await store.release(ref)
+                await store.release(ref)
 
     async def _note(self, ref: PartitionRef, seen: Least | None) -> None:
         """Record the partition's acknowledged state, so that an older copy of its storage is detected even if it has the fence."""
@@ -224,12 +228,15 @@ class Backend:
             await asyncio.wait([self._openings[ref]])
         opening = asyncio.create_task(store.open(ref, fence, least))
         self._openings[ref] = opening
-        opening.add_done_callback(lambda done: self._opened(ref, done))
+        opening.add_done_callback(lambda done: self._opened(store, ref, done))
         await asyncio.wait([opening])
         return opening.result()
 
-    def _opened(self, ref: PartitionRef, opening: asyncio.Task[Snapshot]) -> None:
+    def _opened(self, store: PartitionStore, ref: PartitionRef, opening: asyncio.Task[Snapshot]) -> None:
         self._openings.pop(ref, None)
+        if ref in self._lost:
+            self._lost.discard(ref)
+            self._spawn(self._release(store, ref))
         if not opening.cancelled() and (opening.exception() is None or isinstance(opening.exception(), DamagedError | FencedError)):
             self._succeeded()
 
@@ -296,6 +303,8 @@ class Backend:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        # The store ends what is still being opened.
+        self._lost.clear()
         if self._tasks:
             await asyncio.wait(self._tasks)
         if self._store is not None:
