@@ -549,7 +549,8 @@ class Service:
     # ---- items ------------------------------------------------------------------------------------------------
 
     async def produce(self, queue_name: str, request: Produce) -> Produced:
-        """Store items in one partition. Raises `key_conflict`, `stale_sequence`, `unavailable`, `outcome_unknown`."""
+        """Store items, in one partition unless the queue keeps keys together. Raises `key_conflict`, `stale_sequence`, `unavailable`,
+        `outcome_unknown`."""
         try:
             return await self._router.produce(self.queue(queue_name), request)
         except SluicewayError as error:

@@ -40,7 +40,8 @@ EXPIRED = "<Code>ExpiredToken<"
 """In S3's answer to credentials that have expired. The library has no error of its own for it, since its status is 400."""
 
 CHECKED: Final = 1 << 20
-"""Bytes of an object up to which a read is checked against its tag: larger ones are never replaced."""
+"""Bytes of an object up to which a read is checked against its tag. Larger ones are journal entries and checkpoints, which are never
+replaced, or the meta store of a very large cluster."""
 AGAIN: Final = 0.05
 """Seconds until a read that does not fit its tag is repeated."""
 

@@ -214,7 +214,8 @@ class Client:
         idempotency_sequence: int | None = None,
         idempotency_window: Duration | None = None,
     ) -> answers.Produced:
-        """Store up to 1,000 items in one partition, all of them durably or none. Returns their ids.
+        """Store up to 1,000 items in one partition, all of them durably or none. Returns their ids. A queue that keeps the items of a key
+        together divides them: `outcome_unknown` then says that some may be stored.
 
         Each is an `Item`, or only its payload: bytes, text, or a value that is sent as JSON, such as a dict or a dataclass (see `Item`).
 
