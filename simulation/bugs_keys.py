@@ -191,16 +191,16 @@ def looks_at_the_limit_alone(original: Any) -> Any:
 # ---- homes ----------------------------------------------------------------------------------------------------
 
 
-@bug(produce_by_key, "home_of_key")
+@bug(produce_by_key, "homes_of_keys")
 def each_instance_has_its_own_homes(_original: Any) -> Any:
     """Two instances send the items of a key to different partitions."""
 
-    def home(record: Any, key: str) -> int:
+    def homes(record: Any) -> Any:
         slots = slots_of(record)
         instance: Any = asyncio.get_running_loop()
-        return slots[zlib.crc32((key + instance.process.name).encode()) % len(slots)]
+        return lambda key: slots[zlib.crc32((key + instance.process.name).encode()) % len(slots)]
 
-    return home
+    return homes
 
 
 @bug(produce_by_key, "parts_of")

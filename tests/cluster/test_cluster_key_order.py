@@ -167,7 +167,8 @@ def test_a_divided_produce_of_which_one_owner_does_not_answer(tmp_path: Path, fa
             for answer in answers:
                 assert isinstance(answer, ProducedByKey)
                 assert [partition for partition, _ in answer.places] == homes
-                assert answer.places == getattr(answers[0], "places", None)
+                assert isinstance(answers[0], ProducedByKey)
+                assert answer.places == answers[0].places
             assert await handle_all(b, len(KEYS)) == {key: [0] for key in KEYS}
             assert not await lease(a)
 

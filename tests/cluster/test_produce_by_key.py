@@ -31,7 +31,7 @@ def answered(*outcomes: str, key: str | None = "k") -> Produced:
 def test_the_items_have_their_places_in_the_order_of_the_call() -> None:
     answer = answered(STORED, STORED)
     assert isinstance(answer, ProducedByKey)
-    assert answer.places == ((0, 0), (1, 10), (0, 1), (1, 11))
+    assert answer.places == [(0, 0), (1, 10), (0, 1), (1, 11)]
 
 
 def test_items_that_follow_each_other_in_one_partition_need_no_places() -> None:

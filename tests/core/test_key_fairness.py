@@ -107,7 +107,7 @@ def keys_of(rig: Rig, want: int) -> list[str]:
     for part in lease.parts:
         keys = part.extent.blob.keys
         assert keys is not None
-        for key, items in keys.split(part.extent.row + part.at, part.count):
+        for key, items in zip(*keys.split(part.extent.row + part.at, part.count), strict=True):
             found += [NAMES[key]] * items
     machine.close_lease(lease, START, Settled())
     return found

@@ -10,6 +10,7 @@ import pytest
 from pyroaring import BitMap
 
 from sluiceway.contract.queue_settings import RetryBackoff
+from sluiceway.core.partition import key_flows
 from sluiceway.core.partition.key_flows import KeyFlows, KeyRules
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
@@ -58,6 +59,8 @@ class World:
         self.follow(self.keys)
         self.things: dict[str, Thing] = {}
         self.leases: dict[int, list[str]] = {}
+        self.served: list[list[str]] = []
+        """The items of each lease that there was."""
 
     def follow(self, keys: KeyRules) -> None:
         self.rig.commit()
@@ -152,6 +155,7 @@ class World:
             return
         names = self.names(lease)
         assert len(names) == len(set(names)) == lease.count
+        self.served.append(names)
         if self.keys and not any(part.extent.max_lease_size for part in lease.parts):
             blocked = any(extent.max_lease_size for extent in self.rig.machine.log.ready)
             assert len(names) == min(want, sum(before.values())) or blocked
@@ -305,12 +309,19 @@ def rows_of_blob(rig: Rig, number: int, rows: BitMap) -> list[bytes]:
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_random_histories_beside_a_model(block: int) -> None:
+def test_random_histories_beside_a_model(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key after the other, and in columns: the same items are leased in the same order."""
     for seed in range(block * SEEDS, (block + 1) * SEEDS):
-        try:
-            World(seed).live()
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+        served = []
+        for many in (1 << 30, 1):
+            monkeypatch.setattr(key_flows, "MANY", many)
+            world = World(seed)
+            try:
+                world.live()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, in columns from {many} keys on: {error}") from error
+            served.append(world.served)
+        assert served[0] == served[1], f"seed {seed}"
 
 
 @pytest.mark.parametrize("wants", [[2], [1, 1]])

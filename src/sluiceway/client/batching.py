@@ -65,10 +65,7 @@ class Batch(Generic[F]):
             raise error
         assert self.produced is not None, "the batch has not ended"
         at -= sum(1 for refused in self.refused if refused < at)
-        if self.produced.item_ids is not None:
-            return self.produced.item_ids[at]
-        place, _, first = self.produced.first_id.rpartition(".")
-        return f"{place}.{int(first) + at}"
+        return self.produced.id_at(at)
 
     def unheard(self) -> Exception | None:
         """The error of a failed item whose result the caller has not asked for; None: there is none."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sluiceway.core.partition.key_slots import home_of_key
+import numpy as np
+
+from sluiceway.core.partition.key_slots import homes_of_keys
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.item_keys import Division, divided
 from sluiceway.model.queue import QueueRecord
@@ -21,7 +23,7 @@ def parts_of(record: QueueRecord, request: Produce) -> list[tuple[Division, Prod
     """The parts of the call, each for one partition. Within it, the rows of a key follow each other."""
     return [
         (each, replace(request, batch=each.rows, partition=each.place, is_part=True))
-        for each in divided(request.batch, lambda key: home_of_key(record, key))
+        for each in divided(request.batch, homes_of_keys(record))
     ]
 
 
@@ -31,16 +33,18 @@ def together(parts: Sequence[Division], outcomes: Sequence[Outcome], request: Pr
     if errors:
         raise _error(errors, len(outcomes), request)
     done = [each for each in outcomes if isinstance(each, Produced)]
-    places = [(0, 0)] * request.batch.num_rows
+    count = request.batch.num_rows
+    offsets, partitions = np.empty(count, np.int64), np.empty(count, np.int64)
     for part, stored in zip(parts, done, strict=True):
-        for at, row in enumerate(part.numbers):
-            places[row] = stored.partition, stored.first_offset + at
-    partition, first = places[0]
-    deduplicated = all(each.deduplicated for each in done)
-    if all(place == (partition, first + at) for at, place in enumerate(places)):
-        return Produced(partition, first, len(places), deduplicated)
-    divided = ProducedByKey(partition, first, len(places), deduplicated)
-    divided.places = tuple(places)
+        offsets[part.numbers] = np.arange(stored.first_offset, stored.first_offset + len(part.numbers))
+        partitions[part.numbers] = stored.partition
+    answer = Produced(int(partitions[0]), int(offsets[0]), count, all(each.deduplicated for each in done))
+    if len(done) == 1 and (np.diff(offsets) == 1).all():
+        return answer
+    divided = ProducedByKey(*answer)
+    divided.offsets = offsets.tolist()
+    if len(done) > 1:
+        divided.partitions = partitions.tolist()
     return divided
 
 

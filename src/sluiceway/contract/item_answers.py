@@ -33,21 +33,27 @@ class Produced(Answer, frozen=True, kw_only=True):
 
     queue_name: QueueName
     partition: Annotated[int, about("Partition of the first item.")]
-    first_id: Annotated[ItemIdText, about("Id of the first item. Without `item_ids`, the offsets of the others follow without a gap.")]
+    first_id: Annotated[ItemIdText, about("Id of the first item. Without `offsets`, those of the others follow without a gap.")]
     count: Annotated[int, about("Number of items.")]
     deduplicated: Annotated[bool, about("Whether an earlier call with the same key stored them.")] = False
-    item_ids: Annotated[
-        list[ItemIdText] | None, about("The ids, in the order of the call, where a queue with `order` or `key_concurrency` divided it.")
+    offsets: Annotated[
+        list[int] | None,
+        about("Of each item, in the order of the call, where the queue sorted or divided it by key: the end of its id."),
+    ] = None
+    partitions: Annotated[
+        list[int] | None, about("Of each item, in the order of the call, where they are not all in one: the middle of its id.")
     ] = None
 
     @property
     def ids(self) -> list[str]:
         """The ids of the items, in the order in which they were given; made when asked for."""
-        if self.item_ids is not None:
-            return self.item_ids
-        place, _, offset = self.first_id.rpartition(".")
-        first = int(offset)
-        return [f"{place}.{first + n}" for n in range(self.count)]
+        return [self.id_at(number) for number in range(self.count)]
+
+    def id_at(self, number: int) -> str:
+        """The id of the item that was given as number `number`."""
+        incarnation, partition, first = self.first_id.split(".")
+        offset = int(first) + number if self.offsets is None else self.offsets[number]
+        return f"{incarnation}.{partition if self.partitions is None else self.partitions[number]}.{offset}"
 
 
 class Lease(Answer, frozen=True, kw_only=True):

@@ -62,7 +62,7 @@ class Division(NamedTuple):
 
     place: int
     rows: Rows
-    numbers: list[int]
+    numbers: Offsets
 
 
 def divided(rows: Rows, place_of: Callable[[str], int]) -> list[Division]:
@@ -73,7 +73,7 @@ def divided(rows: Rows, place_of: Callable[[str], int]) -> list[Division]:
     of_row = np.array([first if place is None else place for place in places])[codes]
     order = np.lexsort((codes, of_row))
     edges = np.flatnonzero(np.diff(of_row[order])) + 1
-    return [Division(int(of_row[those[0]]), _chosen(rows, those), those.tolist()) for those in np.split(order, edges)]
+    return [Division(int(of_row[those[0]]), _chosen(rows, those), those) for those in np.split(order, edges)]
 
 
 def _coded(rows: Rows) -> tuple[list[str | None], Offsets]:

@@ -121,7 +121,7 @@ def digest(batch: pa.RecordBatch) -> bytes:
         if column.null_count == len(column):
             continue
         # A round trip through take() rebases offsets and clears the bytes under nulls.
-        plain = column.take(pa.array(np.arange(len(column)))).fill_null("") if field.type == pa.utf8() else column
+        plain = column.take(pa.array(np.arange(len(column)))).fill_null("") if column.null_count and field.type == pa.utf8() else column
         state.update(field.name.encode())
         state.update(column.null_count.to_bytes(8))
         if field.type == PAYLOAD.type or field.type == pa.utf8():

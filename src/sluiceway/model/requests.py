@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import repeat
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -97,10 +98,16 @@ class Produced(NamedTuple):
 
 
 class ProducedByKey(Produced):
-    """The same of a call that was divided by its items' keys: these are the first item's partition and offset. `places`: those of each
-    item, in the order of the call."""
+    """The same of a call that was divided by its items' keys: these are the first item's partition and offset. `offsets` and `partitions`:
+    those of each item, in the order of the call; `partitions` None: all are in that of the first."""
 
-    places: tuple[tuple[int, int], ...] = ()
+    offsets: list[int]
+    partitions: list[int] | None = None
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Partition and offset of each item."""
+        return [*zip(self.partitions or repeat(self.partition), self.offsets, strict=False)]
 
 
 @dataclass(slots=True)

@@ -111,11 +111,9 @@ def _open(record: QueueRecord, rebalances: Mapping[str, Rebalance]) -> OpenRebal
 
 
 def produced(record: QueueRecord, answer: Produced) -> bytes:
-    """The answer of `queue.produce` as JSON: the partition, the first id and the number of items, and all ids if they do not follow it."""
+    """The answer of `queue.produce` as JSON: the partition, the first id and the number of items, and all offsets if they have gaps."""
     first_id = str(ItemId(record.incarnation, answer.partition, answer.first_offset))
-    ids = None
-    if isinstance(answer, ProducedByKey):
-        ids = [f"{record.incarnation}.{partition}.{offset}" for partition, offset in answer.places]
+    divided = answer if isinstance(answer, ProducedByKey) else None
     return encode(
         items.Produced(
             queue_name=record.queue_name,
@@ -123,7 +121,8 @@ def produced(record: QueueRecord, answer: Produced) -> bytes:
             first_id=first_id,
             count=answer.items,
             deduplicated=answer.deduplicated,
-            item_ids=ids,
+            offsets=None if divided is None else divided.offsets,
+            partitions=None if divided is None else divided.partitions,
         )
     )
 

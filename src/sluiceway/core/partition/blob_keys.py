@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
 
 import numpy as np
 
 from sluiceway.model.item_keys import NO_KEY, KeyRuns
 from sluiceway.model.requests import Offsets
+
+KeyCounts = tuple[list[int], list[int]]
+"""The keys of rows, in order, by their hashes, and how many rows have each. A key may be there several times."""
 
 
 class BlobKeys:
@@ -46,20 +48,15 @@ class BlobKeys:
         index = bisect_right(self._starts, row) - 1
         return self._hashes[index] if index >= 0 else NO_KEY
 
-    def split(self, first: int, rows: int) -> Iterator[tuple[int, int]]:
-        """The keys of `rows` consecutive rows from `first` on: each with the number of its rows, in order."""
-        end = first + rows
-        index = max(0, bisect_right(self._starts, first) - 1)
-        while first < end:
-            until = self._starts[index + 1] if index + 1 < len(self._starts) else end
-            yield self._hashes[index], min(until, end) - first
-            first = until
-            index += 1
+    def split(self, first: int, rows: int) -> KeyCounts:
+        """The keys of `rows` consecutive rows from `first` on."""
+        begin = max(0, bisect_right(self._starts, first) - 1)
+        end = bisect_left(self._starts, first + rows)
+        edges = [first, *self._starts[begin + 1 : end], first + rows]
+        return self._hashes[begin:end].tolist(), [until - start for start, until in pairwise(edges)]
 
-    def split_sorted(self, rows: Offsets) -> Iterator[tuple[int, int]]:
+    def split_sorted(self, rows: Offsets) -> KeyCounts:
         """The same of any rows, sorted."""
         indices = np.searchsorted(np.frombuffer(self._starts, np.uint32), rows, "right") - 1
-        edges = [0, *(np.flatnonzero(np.diff(indices)) + 1).tolist(), len(rows)]
-        for begin, end in pairwise(edges):
-            if end > begin:
-                yield self._hashes[int(indices[begin])], end - begin
+        edges = [0, *(np.flatnonzero(np.diff(indices)) + 1).tolist(), len(rows)] if len(rows) else [0]
+        return [self._hashes[indices[begin]] for begin in edges[:-1]], [until - start for start, until in pairwise(edges)]

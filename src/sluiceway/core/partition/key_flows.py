@@ -7,7 +7,7 @@ using deficit round robin (SIGCOMM 1995), with the two lists of FQ-CoDel (RFC 82
 reasons.
 
 Derived from the partition's records, and not stored. All work goes by run of equal keys, none by item. Flows are rows of arrays: there may
-be a million.
+be a million. From MANY keys on, the same is done for all of them at once, in columns.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise, repeat
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise, repeat
 from math import ceil
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from pyroaring import BitMap
 
 from sluiceway.contract.queue_settings import QueueSettings
 from sluiceway.contract.queue_stats import KeyObstacle
+from sluiceway.core.partition.blob_keys import KeyCounts
 from sluiceway.core.partition.records import Blob, Extent, LeaseState, by_part, to_array
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.item_keys import NO_KEY, hash_of
@@ -35,6 +36,8 @@ from sluiceway.model.requests import Offsets
 NOWHERE, FRESH, TURN = range(3)
 TURN_ITEMS, TURNS = 16, 8
 """Items of a key's turn, at least, where a lease asks for so many that it has that many turns."""
+MANY = 16
+"""Keys from which on working in columns costs less than one key after the other."""
 _NONE = -1
 NO_WEIGHTS: Mapping[int, int] = MappingProxyType({})
 _BLOCK = 1024
@@ -138,7 +141,11 @@ class KeyFlows:
         self._next = array("q")
         self._since = array("q")
         """When the blob of each segment was written."""
+        self._place = array("q")
+        """Where the first item of each segment was stored: the offset that it had then."""
         self._free_segments: list[int] = []
+        self._torn: set[int] = set()
+        """Flows whose segments may have positions that have left."""
 
     @property
     def flows(self) -> int:
@@ -149,13 +156,18 @@ class KeyFlows:
 
     def enter(self, extent: Extent, at: int, count: int) -> None:
         """Those positions of the extent have entered the line."""
-        for key, first, items in _runs(extent, at, count):
+        keys, counts = _keys_at(extent, at, count)
+        if len(keys) >= MANY and extent.rows is None and len(set(keys)) == len(keys):
+            self._enter_many(keys, extent, at, np.array(counts))
+            return
+        for key, items in zip(keys, counts, strict=True):
             if self.rules.order and key != NO_KEY and extent.rows is not None:
                 # Rows that come back at another time may belong between them.
-                for begin, end in _consecutive(extent.rows_at(first, items)):
-                    self._enter(key, extent, first + begin, end - begin)
+                for begin, end in _consecutive(extent.rows_at(at, items)):
+                    self._enter(key, extent, at + begin, end - begin)
             else:
-                self._enter(key, extent, first, items)
+                self._enter(key, extent, at, items)
+            at += items
 
     def enter_waiting(self, extent: Extent, positions: BitMap) -> None:
         """The same of any positions."""
@@ -165,33 +177,35 @@ class KeyFlows:
 
     def leave(self, extent: Extent, positions: BitMap) -> None:
         """Those positions have left the line without being leased."""
-        for key, rows in _keys_among(extent, positions):
+        for key, rows in zip(*_keys_among(extent, positions), strict=True):
             number = self._numbers[key]
             self._waiting[number] -= rows
+            self._torn.add(number)
             self._drop_absent(number)
             self._update(number)
 
     def settled(self, lease: LeaseState, positions: BitMap) -> None:
         """Those positions of the lease are no longer leased, whatever has become of them."""
-        for part, chosen in by_part(lease, positions):
-            for key, rows in _keys_among(part.extent, chosen.shift(part.at - part.base)):
-                self._in_flight(key, -rows)
+        keys, counts = _keys_in(lease, positions)
+        numbers = [self._numbers[key] for key in keys]
+        for number, rows in zip(numbers, counts, strict=True):
+            self._flight[number] -= rows
+        self._update_all(list(dict.fromkeys(numbers)))
 
     def leased(self, lease: LeaseState) -> None:
         """The lease's open positions are leased: as `take` has done it for those that it returned."""
-        for part, chosen in by_part(lease, lease.open_positions()):
-            for key, rows in _keys_among(part.extent, chosen.shift(part.at - part.base)):
-                self._in_flight(key, rows)
+        for key, rows in zip(*_keys_in(lease, lease.open_positions()), strict=True):
+            self._in_flight(key, rows)
 
     def hold(self, blob: Blob, rows: BitMap) -> None:
         """Those rows were returned, and in order hold up their keys until their delay is over."""
-        for key, count in _keys_of(blob, rows) if self.rules.order else ():
+        for key, count in zip(*_keys_of(blob, rows), strict=True) if self.rules.order else ():
             self._returned[self._number(key)] += count
             self._in_flight(key, count)
 
     def let_go(self, blob: Blob, rows: BitMap) -> None:
         """Those rows do so no longer."""
-        for key, count in _keys_of(blob, rows) if self.rules.order else ():
+        for key, count in zip(*_keys_of(blob, rows), strict=True) if self.rules.order else ():
             self._returned[self._number(key)] -= count
             self._in_flight(key, -count)
 
@@ -247,14 +261,33 @@ class KeyFlows:
         if number is None:
             number = self._numbers[key] = self._free.pop() if self._free else self._grow()
             self._keys[number] = key
-            if self.rules.interval and self._begun_at is not None:
-                self._full_at[number] = self._past.pop(key, self._begun_at + self.rules.burst * self.rules.interval)
+            self._remember_rate(number)
         return number
 
-    def _grow(self) -> int:
-        """Make room for as many more flows as there are. Returns the number of one."""
+    def _remember_rate(self, number: int) -> None:
+        if self.rules.interval and self._begun_at is not None:
+            self._full_at[number] = self._past.pop(self._keys[number], self._begun_at + self.rules.burst * self.rules.interval)
+
+    def _numbers_of(self, keys: Sequence[int]) -> Offsets:
+        """The same of distinct keys."""
+        found = [*map(self._numbers.get, keys)]
+        new = [key for key, number in zip(keys, found, strict=True) if number is None]
+        if new:
+            if len(self._free) < len(new):
+                self._free.append(self._grow(len(new)))
+            numbers = self._free[-len(new) :]
+            del self._free[-len(new) :]
+            _view(self._keys)[numbers] = np.array(new, np.uint64)
+            self._numbers.update(zip(new, numbers, strict=True))
+            for number in numbers if self.rules.interval else ():
+                self._remember_rate(number)
+            found = [*map(self._numbers.get, keys)]
+        return np.array(found, np.int64)
+
+    def _grow(self, least: int = 16) -> int:
+        """Make room for as many more flows as there are, and at least so many. Returns the number of one."""
         number = len(self._keys)
-        more = max(16, number)
+        more = max(least, number)
         counts = self._waiting, self._flight, self._returned, self._can, self._deficit
         for column in (self._keys, self._line, self._full_at, *counts):
             column.extend(repeat(0, more))
@@ -286,6 +319,38 @@ class KeyFlows:
         self.servable += can - self._can[number]
         self._can[number] = can
 
+    def _update_all(self, numbers: Sequence[int], are_fresh: npt.NDArray[np.bool_] | None = None) -> None:
+        """The same for all of these. `are_fresh`: which of them were at rest."""
+        if len(numbers) < MANY or self.rules.interval:
+            for index, number in enumerate(numbers):
+                self._update(number, are_fresh is not None and bool(are_fresh[index]))
+            return
+        chosen = np.array(numbers, np.int64)
+        can, line = self._recount_many(chosen), _view(self._line)
+        rests = line[chosen] == NOWHERE
+        stands = rests & (can > 0)
+        if are_fresh is not None and self.rules.fair:
+            fresh = chosen[stands & are_fresh]
+            line[fresh] = FRESH
+            self._fresh.extend(fresh.tolist())
+            stands &= ~are_fresh
+        line[chosen[stands]] = TURN
+        self._turn.extend(chosen[stands].tolist())
+        empty = chosen[rests & (_view(self._waiting)[chosen] == 0) & (_view(self._flight)[chosen] == 0)]
+        self._forget_many(empty)
+
+    def _recount_many(self, chosen: Offsets) -> Offsets:
+        """Returns what can be served of each."""
+        can, flight, column = _view(self._waiting)[chosen], _view(self._flight)[chosen], _view(self._can)
+        keyed = _view(self._keys)[chosen] != NO_KEY
+        if self.rules.order:
+            can[keyed & (flight > 0)] = 0
+        if self.rules.concurrency:
+            can[keyed] = np.clip(self.rules.concurrency - flight, 0, can)[keyed]
+        self.servable += int(can.sum()) - int(column[chosen].sum())
+        column[chosen] = can
+        return can
+
     def _line_of(self, number: int) -> deque[int]:
         return self._fresh if self._line[number] == FRESH else self._turn
 
@@ -295,10 +360,23 @@ class KeyFlows:
             # Segments whose positions have left.
             self._drop_first(number)
         self._deficit[number] = 0
+        self._torn.discard(number)
         if self.rules.interval and self._full_at[number] > self._now:
             self._past[self._keys[number]] = self._full_at[number]
         del self._numbers[self._keys[number]]
         self._free.append(number)
+
+    def _forget_many(self, chosen: Offsets) -> None:
+        """The same for all of these."""
+        has_segments = _view(self._first)[chosen] != _NONE
+        if has_segments.any() or self.rules.interval:
+            for number in chosen.tolist():
+                self._forget(number)
+            return
+        _view(self._deficit)[chosen] = 0
+        for key in _view(self._keys)[chosen].tolist():
+            del self._numbers[key]
+        self._free.extend(chosen.tolist())
 
     # ---- segments ---------------------------------------------------------------------------------------------
 
@@ -313,18 +391,54 @@ class KeyFlows:
         self._waiting[number] += count
         self._update(number, is_fresh)
 
+    def _enter_many(self, keys: Sequence[int], extent: Extent, at: int, counts: Offsets) -> None:
+        """The same for a run of each of these keys, which follow each other."""
+        numbers = self._numbers_of(keys)
+        segments = self._segments_of(extent, at, counts)
+        first, last, place = _view(self._first), _view(self._last), _view(self._place)
+        before = last[numbers]
+        is_only = before == _NONE
+        is_last = is_only | (place[before] < place[segments])
+        first[numbers[is_only]] = segments[is_only]
+        follows = is_last & ~is_only
+        _view(self._next)[before[follows]] = segments[follows]
+        last[numbers[is_last]] = segments[is_last]
+        for index in np.flatnonzero(~is_last).tolist():
+            self._insert(int(numbers[index]), int(segments[index]))
+        waiting = _view(self._waiting)
+        are_fresh = (waiting[numbers] == 0) & (_view(self._flight)[numbers] == 0)
+        waiting[numbers] += counts
+        self._update_all(numbers.tolist(), are_fresh)
+
     def _segment(self, extent: Extent, at: int, count: int) -> int:
-        if self._free_segments:
-            segment = self._free_segments.pop()
-            self._extents[segment], self._at[segment], self._count[segment] = extent, at, count
-            self._since[segment] = extent.blob.written_at
-            return segment
-        self._extents.append(extent)
-        self._at.append(at)
-        self._count.append(count)
-        self._next.append(_NONE)
-        self._since.append(extent.blob.written_at)
-        return len(self._extents) - 1
+        segment = self._free_segments.pop() if self._free_segments else self._grow_segments(1)
+        self._extents[segment], self._at[segment], self._count[segment] = extent, at, count
+        self._since[segment], self._place[segment] = extent.blob.written_at, extent.blob.number + extent.row_at(at)
+        return segment
+
+    def _segments_of(self, extent: Extent, at: int, counts: Offsets) -> Offsets:
+        """Segments of so many positions each, which follow each other; the extent's rows do so, too."""
+        more = len(counts) - len(self._free_segments)
+        if more > 0:
+            self._free_segments.append(self._grow_segments(more))
+        segments = self._free_segments[-len(counts) :]
+        del self._free_segments[-len(counts) :]
+        for segment in segments:
+            self._extents[segment] = extent
+        chosen = np.array(segments, np.int64)
+        ats = np.cumsum(counts) - counts + at
+        _view(self._at)[chosen], _view(self._count)[chosen], _view(self._next)[chosen] = ats, counts, _NONE
+        _view(self._since)[chosen], _view(self._place)[chosen] = extent.blob.written_at, ats + extent.blob.number + extent.row
+        return chosen
+
+    def _grow_segments(self, more: int) -> int:
+        """Make room for so many more segments. Returns one of them."""
+        segment = len(self._extents)
+        self._extents.extend(repeat(None, more))
+        for column in (self._at, self._count, self._next, self._since, self._place):
+            column.extend(repeat(_NONE, more))
+        self._free_segments.extend(range(segment + more - 1, segment, -1))
+        return segment
 
     def _insert(self, number: int, segment: int) -> None:
         """Insert it by its place: nearly always last, or, if it was returned, first."""
@@ -333,10 +447,10 @@ class KeyFlows:
             self._first[number] = self._last[number] = segment
             self._next[segment] = _NONE
             return
-        place = self._place(segment)
-        if self._place(self._last[number]) < place:
+        place = self._place[segment]
+        if self._place[self._last[number]] < place:
             before, after = self._last[number], _NONE
-        while after != _NONE and self._place(after) < place:
+        while after != _NONE and self._place[after] < place:
             before, after = after, self._next[after]
         self._next[segment] = after
         if before == _NONE:
@@ -345,12 +459,6 @@ class KeyFlows:
             self._next[before] = segment
         if after == _NONE:
             self._last[number] = segment
-
-    def _place(self, segment: int) -> int:
-        """Where its first item was stored: the offset that it had then."""
-        extent = self._extents[segment]
-        assert extent is not None, "it is in use"
-        return extent.blob.number + extent.row_at(self._at[segment])
 
     def _drop_first(self, number: int) -> None:
         segment = self._first[number]
@@ -369,6 +477,9 @@ class KeyFlows:
         extent = self._extents[segment]
         assert extent is not None, "it is in use"
         return extent, self._at[segment], self._count[segment]
+
+    def _extents_of(self, segments: Offsets) -> list[Extent]:
+        return cast(list[Extent], [self._extents[segment] for segment in segments.tolist()])
 
     def _segments(self, number: int) -> Iterator[tuple[Extent, int, int]]:
         segment = self._first[number]
@@ -428,15 +539,22 @@ class KeyFlows:
     # ---- take -------------------------------------------------------------------------------------------------
 
     def take(self, taking: Taking) -> list[Taken]:
-        """Take positions to lease, until `taking` has enough or nothing more can be served."""
-        taken: list[Taken] = []
+        """Take positions to lease, until `taking` has enough or nothing more can be served. In the order in which they were stored, which
+        is that within each key, too."""
+        taken = _Pieces()
         aside: list[int] = []
         served: dict[int, None] = {}
         weights = self.rules.weights
         self.wake(taking.now)
         quantum = self._quantum(taking.want)
+        is_many = not (self.rules.interval or taking.before is not None)
         while taking.goes_on and (self._fresh or self._turn):
             line = self._next_line()
+            if is_many and len(line) >= MANY:
+                many = self._serve_many(line, taking, quantum, taken)
+                served.update(dict.fromkeys(many))
+                is_many = bool(many)
+                continue
             number = line.popleft()
             where, self._line[number] = self._line[number], NOWHERE
             self._deficit[number] = self._deficit[number] or quantum * (weights.get(self._keys[number], 1) if weights else 1)
@@ -459,10 +577,8 @@ class KeyFlows:
         for number in reversed(aside):
             self._line[number] = TURN
             self._turn.appendleft(number)
-        for number in served:
-            if self._waiting[number]:
-                self._update(number)
-        return taken
+        self._update_all([number for number in served if self._waiting[number]])
+        return taken.runs()
 
     def _quantum(self, want: int) -> int:
         """Items of a key's turn. A lease that took little of every key would cost most, and keep keys in order from all other consumers."""
@@ -476,7 +592,7 @@ class KeyFlows:
             return self._turn
         return self._fresh
 
-    def _serve(self, number: int, taking: Taking, taken: list[Taken]) -> bool:
+    def _serve(self, number: int, taking: Taking, taken: _Pieces) -> bool:
         """Take from the flow what its turn allows. What this lease took from it before is no obstacle: its consumer has both. True: what
         comes next in the flow is not for this lease."""
         is_single = self.rules.order and not taking.runs and self._keys[number] != NO_KEY
@@ -484,6 +600,7 @@ class KeyFlows:
             segment = self._first[number]
             extent, at, count = self._segment_at(segment)
             start, present = _present(extent, at, count)
+            place = extent.blob.number + extent.row_at(start) if present else 0
             most = 1 if is_single else min(present, self._can[number], self._deficit[number])
             take = taking.take(extent, start, most) if present else 0
             if present and not take:
@@ -493,6 +610,7 @@ class KeyFlows:
                 self._drop_first(number)
             else:
                 self._at[segment], self._count[segment] = end, at + count - end
+                self._place[segment] = extent.blob.number + extent.row_at(end)
             if take:
                 self._waiting[number] -= take
                 self._flight[number] += take
@@ -501,10 +619,114 @@ class KeyFlows:
                     self._full_at[number] = max(self._full_at[number], self._now) + take * self.rules.interval
                 self._can[number] -= take
                 self.servable -= take
-                taken.append(Taken(extent, start, take))
+                taken.add([extent], [start], [take], [place])
                 if is_single:
                     break
         return False
+
+    def _serve_many(self, line: deque[int], taking: Taking, quantum: int, taken: _Pieces) -> list[int]:
+        """Serve as many flows of the line as get their whole turn, as `take` does it with each. Returns them; empty: not in columns."""
+        numbers = np.array([*islice(line, min(len(line), taking.want - taking.count, self._turns_of(line)))], np.int64)
+        turns = self._turns_to_take(numbers, taking, quantum)
+        ends = np.cumsum(turns)
+        whole = int(np.searchsorted(ends, taking.want - taking.count, "right"))
+        numbers, turns = numbers[:whole], turns[:whole]
+        if whole < MANY or (self._torn and not self._torn.isdisjoint(numbers.tolist())):
+            return []
+        pieces = self._pieces(numbers, turns)
+        extents = [extent for _, segments, _ in pieces for extent in self._extents_of(segments)]
+        if not taking.take_all(extents, np.concatenate([counts for *_, counts in pieces]) if pieces else turns[:0]):
+            return []
+        for flows, segments, counts in pieces:
+            self._take_pieces(flows, segments, counts, taken)
+        for _ in range(whole):
+            line.popleft()
+        self._owed = self._owed + whole if line is self._fresh else max(0, self._owed - whole)
+        can, standing = _view(self._can), _view(self._line)
+        can[numbers] -= turns
+        self.servable -= int(turns.sum())
+        _view(self._deficit)[numbers] = 0
+        rest = self._recount_many(numbers) if self.rules.order and not taking.runs else can[numbers]
+        standing[numbers] = np.where(rest > 0, TURN, NOWHERE)
+        self._turn.extend(numbers[rest > 0].tolist())
+        return [*numbers.tolist()]
+
+    def _turns_of(self, line: deque[int]) -> int:
+        """Turns until the other line may be the next."""
+        fresh, turn = len(self._fresh), len(self._turn)
+        if line is self._fresh:
+            return max(1, (fresh + turn - self._owed) // 2 + 1)
+        return self._owed - fresh - turn if fresh else turn
+
+    def _turns_to_take(self, numbers: Offsets, taking: Taking, quantum: int) -> Offsets:
+        """Items of the turn of each of these flows."""
+        keys, deficit = _view(self._keys)[numbers], _view(self._deficit)[numbers]
+        weights = self.rules.weights
+        weight = np.array([weights.get(key, 1) for key in keys.tolist()]) if weights else 1
+        turns: Offsets = np.minimum(_view(self._can)[numbers], np.where(deficit > 0, deficit, quantum * weight))
+        if self.rules.order and not taking.runs:
+            turns[keys != NO_KEY] = np.minimum(turns, 1)[keys != NO_KEY]
+        return turns
+
+    def _pieces(self, numbers: Offsets, turns: Offsets) -> list[tuple[Offsets, Offsets, Offsets]]:
+        """The next so many items of each of these flows, as columns: flow, segment, items. The second are behind the first, and so on."""
+        pieces = []
+        segments, count, following = _view(self._first)[numbers], _view(self._count), _view(self._next)
+        while (has := turns > 0).any():
+            numbers, segments, turns = numbers[has], segments[has], turns[has]
+            items = np.minimum(turns, count[segments])
+            pieces.append((numbers, segments, items))
+            segments, turns = following[segments], turns - items
+        return pieces
+
+    def _take_pieces(self, numbers: Offsets, segments: Offsets, items: Offsets, taken: _Pieces) -> None:
+        """Take so many items of the first segment of each of these flows."""
+        at, count, place = _view(self._at), _view(self._count), _view(self._place)
+        taken.add(self._extents_of(segments), at[segments].tolist(), items.tolist(), place[segments].tolist())
+        _view(self._waiting)[numbers] -= items
+        _view(self._flight)[numbers] += items
+        is_all = items == count[segments]
+        following, dropped = _view(self._next)[segments[is_all]], segments[is_all].tolist()
+        _view(self._first)[numbers[is_all]] = following
+        _view(self._last)[numbers[is_all][following == _NONE]] = _NONE
+        for segment in dropped:
+            self._extents[segment] = None
+        self._free_segments.extend(dropped)
+        rest, gone = segments[~is_all], items[~is_all]
+        at[rest], count[rest], place[rest] = at[rest] + gone, count[rest] - gone, place[rest] + gone
+        for segment, extent in zip(rest.tolist(), self._extents_of(rest), strict=True):
+            if extent.rows is not None:
+                place[segment] = extent.blob.number + extent.row_at(self._at[segment])
+
+
+class _Pieces:
+    """Runs of positions that were taken, as columns."""
+
+    def __init__(self) -> None:
+        self._extents: list[Extent] = []
+        self._at: list[int] = []
+        self._items: list[int] = []
+        self._place: list[int] = []
+
+    def add(self, extents: Sequence[Extent], at: Sequence[int], items: Sequence[int], place: Sequence[int]) -> None:
+        self._extents.extend(extents)
+        self._at.extend(at)
+        self._items.extend(items)
+        self._place.extend(place)
+
+    def runs(self) -> list[Taken]:
+        """All of them, by place. Those that follow each other in an extent are one: most do."""
+        if len(self._at) < 2:
+            return [*map(Taken, self._extents, self._at, self._items)]
+        order = np.argsort(self._place)
+        at, items = np.array(self._at)[order], np.array(self._items)[order]
+        extents = np.array([*map(id, self._extents)])[order]
+        is_first = (extents[1:] != extents[:-1]) | (at[1:] != at[:-1] + items[:-1])
+        first = np.flatnonzero(np.concatenate(([True], is_first)))
+        return [
+            Taken(self._extents[number], start, count)
+            for number, start, count in zip(order[first].tolist(), at[first].tolist(), np.add.reduceat(items, first).tolist(), strict=True)
+        ]
 
 
 class Taking:
@@ -516,10 +738,10 @@ class Taking:
         self.runs = runs
         self.count = 0
         self.nbytes = 0.0
+        self.now = now
+        self.before = before
         self._room = room
         self._at_least_one = at_least_one
-        self.now = now
-        self._before = before
         self._is_full = False
 
     @property
@@ -532,8 +754,8 @@ class Taking:
         if 0 < extent.expires_at <= self.now:
             self._is_full = True  # its timer comes in the next cycle
             return 0
-        if self._before is not None:
-            run = min(run, self._before - extent.first - at)
+        if self.before is not None:
+            run = min(run, self.before - extent.first - at)
             if run < 1:
                 return 0
         if extent.max_lease_size:
@@ -550,6 +772,20 @@ class Taking:
         self.nbytes += take * each
         return take
 
+    def take_all(self, extents: Sequence[Extent], counts: Offsets) -> bool:
+        """Take so many positions of each extent, if `take` would take all of them. `before` is not looked at."""
+        names = [*map(id, extents)]
+        distinct = dict(zip(names, extents, strict=True))
+        if any(0 < extent.expires_at <= self.now or extent.max_lease_size for extent in distinct.values()):
+            return False
+        each = {name: extent.blob.nbytes / extent.blob.stored_rows for name, extent in distinct.items()}
+        nbytes = float(np.dot(counts, [*map(each.__getitem__, names)]))
+        if self.nbytes + nbytes > self._room:
+            return False
+        self.count += int(counts.sum())
+        self.nbytes += nbytes
+        return True
+
 
 def behind_in_flows(lease: LeaseState, positions: BitMap) -> BitMap:
     """The open positions of a lease that come after one of these in the flow of its key, and are not among them."""
@@ -557,7 +793,7 @@ def behind_in_flows(lease: LeaseState, positions: BitMap) -> BitMap:
     keys: set[int] = set()
     for part in lease.parts:
         base = part.base
-        for key, items in _keys_at(part.extent, part.at, part.count):
+        for key, items in zip(*_keys_at(part.extent, part.at, part.count), strict=True):
             span = BitMap(range(base, base + items))
             if key in keys:
                 found |= span
@@ -571,38 +807,43 @@ def behind_in_flows(lease: LeaseState, positions: BitMap) -> BitMap:
 # ---- keys of positions ------------------------------------------------------------------------------------------------
 
 
-def _runs(extent: Extent, at: int, count: int) -> Iterator[tuple[int, int, int]]:
-    """The keys of those positions: each with the first position and their number."""
-    for key, rows in _keys_at(extent, at, count):
-        yield key, at, rows
-        at += rows
-
-
-def _keys_at(extent: Extent, at: int, count: int) -> Iterator[tuple[int, int]]:
-    keys = extent.blob.keys
-    if keys is None:
-        yield NO_KEY, count
-    elif extent.rows is None:
-        yield from keys.split(extent.row + at, count)
+def _keys_in(lease: LeaseState, positions: BitMap) -> KeyCounts:
+    """The keys of those positions of a lease."""
+    keys: list[int] = []
+    counts: list[int] = []
+    if len(positions) == lease.count:
+        found = (_keys_at(part.extent, part.at, part.count) for part in lease.parts)
     else:
-        yield from keys.split_sorted(extent.rows_at(at, count))
+        found = (_keys_among(part.extent, chosen.shift(part.at - part.base)) for part, chosen in by_part(lease, positions))
+    for theirs, rows in found:
+        keys.extend(theirs)
+        counts.extend(rows)
+    return keys, counts
 
 
-def _keys_among(extent: Extent, positions: BitMap) -> Iterator[tuple[int, int]]:
-    """The keys of any positions, each with their number, perhaps in several pieces."""
+def _keys_at(extent: Extent, at: int, count: int) -> KeyCounts:
+    """The keys of a run of positions."""
+    if extent.blob.keys is None:
+        return [NO_KEY], [count]
+    if extent.rows is None:
+        return extent.blob.keys.split(extent.row + at, count)
+    return extent.blob.keys.split_sorted(extent.rows_at(at, count))
+
+
+def _keys_among(extent: Extent, positions: BitMap) -> KeyCounts:
+    """The keys of any positions."""
     first = positions.min()
     if positions.max() - first + 1 == len(positions):
-        yield from _keys_at(extent, first, len(positions))
-    elif extent.blob.keys is None:
-        yield NO_KEY, len(positions)
-    else:
-        places = to_array(positions)
-        rows = places + extent.row if extent.rows is None else to_array(extent.rows)[places]
-        yield from extent.blob.keys.split_sorted(rows)
+        return _keys_at(extent, first, len(positions))
+    if extent.blob.keys is None:
+        return [NO_KEY], [len(positions)]
+    places = to_array(positions)
+    rows = places + extent.row if extent.rows is None else to_array(extent.rows)[places]
+    return extent.blob.keys.split_sorted(rows)
 
 
-def _keys_of(blob: Blob, rows: BitMap) -> Iterable[tuple[int, int]]:
-    return ((NO_KEY, len(rows)),) if blob.keys is None else blob.keys.split_sorted(to_array(rows))
+def _keys_of(blob: Blob, rows: BitMap) -> KeyCounts:
+    return ([NO_KEY], [len(rows)]) if blob.keys is None else blob.keys.split_sorted(to_array(rows))
 
 
 def _view(column: array[int]) -> npt.NDArray[Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 
 from sluiceway.kernel.limits import BURST_KEY
 from sluiceway.model.queue import QueueRecord
@@ -45,15 +46,24 @@ def home_of_name(record: QueueRecord, name: str) -> int:
 
 def home_of_key(record: QueueRecord, key: str) -> int:
     """The partition with the items of that key, in a queue that keeps them together; MOVING: none at the moment."""
+    return homes_of_keys(record)(key)
+
+
+def homes_of_keys(record: QueueRecord) -> Callable[[str], int]:
+    """The same for any number of keys."""
     slots = slots_of(record)
-    return slots[zlib.crc32(key.encode()) % len(slots)]
+    return lambda key: slots[zlib.crc32(key.encode()) % len(slots)]
 
 
 def slots_of(record: QueueRecord) -> tuple[int, ...]:
     """The home of each slot; for a queue without recorded slots, the homes in effect."""
     if record.slots:
         return record.slots
-    numbers = sorted(each.partition for each in record.partitions)
+    return _first_slots(tuple(sorted(each.partition for each in record.partitions)))
+
+
+@lru_cache(1_000)
+def _first_slots(numbers: tuple[int, ...]) -> tuple[int, ...]:
     count = len(numbers) * -(-SLOTS // len(numbers))
     # A multiple: h mod (n·k) mod n is h mod n.
     return tuple(numbers[place % len(numbers)] for place in range(count))

@@ -46,14 +46,40 @@ def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> 
     """The open items among up to `limit` positions of a lease from `start` on, in order, by blob."""
     handled = lease.transfer not in (REDRIVEN, EXPIRED_READY) and lease.moves_to is None
     if start == 0 and limit is None and not lease.settled:
-        return [_slice(part, part.extent.rows_at(part.at, part.count), np.arange(part.first, part.end), handled) for part in lease.parts]
+        whole = [_slice(part, part.extent.rows_at(part.at, part.count), np.arange(part.first, part.end), handled) for part in lease.parts]
+        return whole if lease.transfer is not None or len(whole) < 2 else _joined(whole)
     end = lease.count if limit is None else min(lease.count, start + limit)
     chosen = BitMap(range(start, end)) - lease.settled if end > start else BitMap()
     pieces = []
     for part, those in by_part(lease, chosen):
         index = to_array(those) - part.base
         pieces.append(_slice(part, part.extent.rows_at(part.at, part.count)[index], index + part.first, handled))
-    return pieces
+    return pieces if lease.transfer is not None or len(pieces) < 2 else _joined(pieces)
+
+
+def _joined(pieces: list[Slice]) -> list[Slice]:
+    """Neighbours whose rows follow each other in a blob, as one: leases by key are made of many small parts."""
+    joined = []
+    for same in _neighbours(pieces):
+        first = same[0]
+        if len(same) > 1:
+            first = first._replace(
+                rows=np.concatenate([each.rows for each in same]), offsets=np.concatenate([each.offsets for each in same])
+            )
+        joined.append(first)
+    return joined
+
+
+def _neighbours(pieces: list[Slice]) -> Iterator[list[Slice]]:
+    same = pieces[:1]
+    for piece in pieces[1:]:
+        last = same[-1]
+        if piece.blob == last.blob and piece.attempts == last.attempts and piece.rows[0] > last.rows[-1]:
+            same.append(piece)
+        else:
+            yield same
+            same = [piece]
+    yield same
 
 
 def _slice(part: Part, rows: Offsets, offsets: Offsets, handled: bool) -> Slice:

@@ -245,18 +245,13 @@ class SegmentLog:
 
     def _take_by_key(self, taking: Taking, flows: KeyFlows) -> list[Part]:
         parts: list[Part] = []
-        last: Part | None = None
-        # In the order in which they were stored, which is that within each key, too: most are next to others of their extent then.
-        for extent, at, items in sorted(flows.take(taking), key=lambda each: each.extent.blob.number + each.extent.row_at(each.at)):
-            if last is not None and last.extent is extent and last.at + last.count == at:
-                last.count += items
-            else:
-                last = Part(extent, at, items, 0 if last is None else last.base + last.count)
-                parts.append(last)
-        for part in parts:
-            part.extent.gone.add_range(part.at, part.at + part.count)
-            self.touch(RecordKind.EXTENT, part.extent.first)
-            self._spent += len(part.extent.gone) == part.extent.count
+        base = 0
+        for extent, at, items in flows.take(taking):
+            parts.append(Part(extent, at, items, base))
+            base += items
+            extent.gone.add_range(at, at + items)
+            self.touch(RecordKind.EXTENT, extent.first)
+            self._spent += len(extent.gone) == extent.count
         self.ready_count -= taking.count
         if parts:
             self.advance(self.at(self.ready[0]))
