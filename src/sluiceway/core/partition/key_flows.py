@@ -588,9 +588,10 @@ class KeyFlows:
 
     def _next_line(self) -> deque[int]:
         """Fresh keys come first, but for no longer than a round of all takes: there may be new ones all the time."""
-        if not self._fresh or (self._turn and self._owed > len(self._fresh) + len(self._turn)):
-            return self._turn
-        return self._fresh
+        if not self._turn:
+            self._owed = 0
+            return self._fresh
+        return self._turn if not self._fresh or self._owed > len(self._fresh) + len(self._turn) else self._fresh
 
     def _serve(self, number: int, taking: Taking, taken: _Pieces) -> bool:
         """Take from the flow what its turn allows. What this lease took from it before is no obstacle: its consumer has both. True: what
@@ -626,11 +627,11 @@ class KeyFlows:
 
     def _serve_many(self, line: deque[int], taking: Taking, quantum: int, taken: _Pieces) -> list[int]:
         """Serve as many flows of the line as get their whole turn, as `take` does it with each. Returns them; empty: not in columns."""
-        numbers = np.array([*islice(line, min(len(line), taking.want - taking.count, self._turns_of(line)))], np.int64)
-        turns = self._turns_to_take(numbers, taking, quantum)
-        ends = np.cumsum(turns)
-        whole = int(np.searchsorted(ends, taking.want - taking.count, "right"))
-        numbers, turns = numbers[:whole], turns[:whole]
+        numbers = np.array([*islice(line, min(len(line), taking.want - taking.count))], np.int64)
+        turns, rest = self._turns_to_take(numbers, taking, quantum)
+        whole = int(np.searchsorted(np.cumsum(turns), taking.want - taking.count, "right"))
+        whole = min(whole, self._turns_of(line, rest))
+        numbers, turns, rest = numbers[:whole], turns[:whole], rest[:whole]
         if whole < MANY or (self._torn and not self._torn.isdisjoint(numbers.tolist())):
             return []
         pieces = self._pieces(numbers, turns)
@@ -639,34 +640,45 @@ class KeyFlows:
             return []
         for flows, segments, counts in pieces:
             self._take_pieces(flows, segments, counts, taken)
+        if line is self._turn:
+            self._owed = max(0, self._owed - whole)
+        elif self._turn:
+            self._owed += whole
+        else:
+            # Owed since there was one to whom.
+            self._owed = max(1, whole - _first_true(rest > 0))
         for _ in range(whole):
             line.popleft()
-        self._owed = self._owed + whole if line is self._fresh else max(0, self._owed - whole)
-        can, standing = _view(self._can), _view(self._line)
-        can[numbers] -= turns
-        self.servable -= int(turns.sum())
+        can = _view(self._can)
+        self.servable -= int(can[numbers].sum() - rest.sum())
+        can[numbers] = rest
         _view(self._deficit)[numbers] = 0
-        rest = self._recount_many(numbers) if self.rules.order and not taking.runs else can[numbers]
-        standing[numbers] = np.where(rest > 0, TURN, NOWHERE)
-        self._turn.extend(numbers[rest > 0].tolist())
+        stays = rest > 0
+        _view(self._line)[numbers] = np.where(stays, TURN, NOWHERE)
+        self._turn.extend(numbers[stays].tolist())
         return [*numbers.tolist()]
 
-    def _turns_of(self, line: deque[int]) -> int:
-        """Turns until the other line may be the next."""
+    def _turns_of(self, line: deque[int], rest: Offsets) -> int:
+        """Turns of these flows until the other line may be the next."""
         fresh, turn = len(self._fresh), len(self._turn)
-        if line is self._fresh:
-            return max(1, (fresh + turn - self._owed) // 2 + 1)
-        return self._owed - fresh - turn if fresh else turn
+        if line is self._turn:
+            return self._owed - fresh - turn if fresh else turn
+        if turn:
+            return (fresh + turn - self._owed) // 2 + 1
+        alone = _first_true(rest > 0)
+        return alone + (fresh - alone) // 2 + 1
 
-    def _turns_to_take(self, numbers: Offsets, taking: Taking, quantum: int) -> Offsets:
-        """Items of the turn of each of these flows."""
-        keys, deficit = _view(self._keys)[numbers], _view(self._deficit)[numbers]
+    def _turns_to_take(self, numbers: Offsets, taking: Taking, quantum: int) -> tuple[Offsets, Offsets]:
+        """Items of the turn of each of these flows, and how many more can be served then."""
+        keys, deficit, can = _view(self._keys)[numbers], _view(self._deficit)[numbers], _view(self._can)[numbers]
         weights = self.rules.weights
         weight = np.array([weights.get(key, 1) for key in keys.tolist()]) if weights else 1
-        turns: Offsets = np.minimum(_view(self._can)[numbers], np.where(deficit > 0, deficit, quantum * weight))
-        if self.rules.order and not taking.runs:
-            turns[keys != NO_KEY] = np.minimum(turns, 1)[keys != NO_KEY]
-        return turns
+        turns: Offsets = np.minimum(can, np.where(deficit > 0, deficit, quantum * weight))
+        if not self.rules.order or taking.runs:
+            return turns, can - turns
+        keyed = keys != NO_KEY
+        turns = np.where(keyed, np.minimum(turns, 1), turns)
+        return turns, np.where(keyed, 0, can - turns)
 
     def _pieces(self, numbers: Offsets, turns: Offsets) -> list[tuple[Offsets, Offsets, Offsets]]:
         """The next so many items of each of these flows, as columns: flow, segment, items. The second are behind the first, and so on."""
@@ -849,6 +861,11 @@ def _keys_of(blob: Blob, rows: BitMap) -> KeyCounts:
 def _view(column: array[int]) -> npt.NDArray[Any]:
     """The column as a numpy array, to be dropped at once: meanwhile the column cannot grow."""
     return np.frombuffer(column, column.typecode) if column else np.zeros(0, column.typecode)
+
+
+def _first_true(mask: npt.NDArray[np.bool_]) -> int:
+    """The first True, or the length."""
+    return int(mask.argmax()) if mask.any() else len(mask)
 
 
 def _largest(values: Offsets, count: int) -> Offsets:
