@@ -6,8 +6,9 @@ import pytest
 
 from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 from sluiceway.core.queue.tickets import Ticket
+from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Disposition, Lease
+from sluiceway.model.requests import Disposition, Lease, Produce
 from tests.core.queue_rig import LEASE_TIMEOUT, Rig, lease, produce, settle
 
 REFUSED, UNKNOWN = Outcome.REFUSED, Outcome.UNKNOWN
@@ -553,3 +554,40 @@ def test_requests_that_are_answered_leave_nothing_behind() -> None:
     assert len(rig.queue._deadlines) <= 1_002
     rig.wait(60_000)
     assert rig.grants(patient) == []
+
+
+@pytest.mark.parametrize(("fair", "most"), [("key", 2), (None, 200)])
+def test_in_a_fair_queue_the_partition_with_an_item_of_a_quiet_key_comes_first(fair: str | None, most: int) -> None:
+    """Every other time, so that the others go on."""
+    rig = Rig(4)
+    rig.configure(fair=fair)
+    for number in range(4):
+        put(rig, number, "flood", 50)
+    for _ in range(8):
+        rig.ask(lease())
+        rig.end_all()
+    waits = []
+    for turn in range(12):
+        place = (turn % 4, put(rig, turn % 4, "quiet", 1))
+        seen: list[tuple[int, int]] = []
+        while place not in seen:
+            ticket = rig.ask(lease())
+            rig.end_all()
+            (info,), (offset,) = rig.grants(ticket), rig.offsets(ticket)
+            seen.append((info.partition, offset))
+            rig.ask(settle({info.partition: [offset]}))
+            rig.end_all()
+        waits.append(len(seen))
+    assert max(waits) <= most
+    if fair is None:
+        assert max(waits) > 100
+
+
+def put(rig: Rig, partition: int, key: str, count: int) -> int:
+    """Put items of that key into that very partition. Returns the offset of the first."""
+    request = Produce(batch_from_rows([{"payload": b"x", "key": key}] * count), 1_000)
+    ticket = Ticket(request, rig.now + 1_000)
+    rig.queue.executors[partition].put(ticket, request)
+    rig.cycle()
+    rig.end_all()
+    return rig.produced(ticket).first_offset

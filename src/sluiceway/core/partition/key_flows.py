@@ -152,6 +152,11 @@ class KeyFlows:
         """Keys with items that wait or are in flight."""
         return len(self._numbers)
 
+    @property
+    def has_fresh(self) -> bool:
+        """Whether keys that were at rest are to be served next."""
+        return bool(self._fresh) and (not self._turn or self._owed <= len(self._fresh) + len(self._turn))
+
     # ---- events -----------------------------------------------------------------------------------------------
 
     def enter(self, extent: Extent, at: int, count: int) -> None:
@@ -590,8 +595,7 @@ class KeyFlows:
         """Fresh keys come first, but for no longer than a round of all takes: there may be new ones all the time."""
         if not self._turn:
             self._owed = 0
-            return self._fresh
-        return self._turn if not self._fresh or self._owed > len(self._fresh) + len(self._turn) else self._fresh
+        return self._fresh if self.has_fresh else self._turn
 
     def _serve(self, number: int, taking: Taking, taken: _Pieces) -> bool:
         """Take from the flow what its turn allows. What this lease took from it before is no obstacle: its consumer has both. True: what

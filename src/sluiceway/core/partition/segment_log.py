@@ -63,6 +63,11 @@ class SegmentLog:
         """Items that may be leased now."""
         return self.ready_count if self.flows is None else self.flows.servable
 
+    @property
+    def has_fresh_keys(self) -> bool:
+        """Whether keys that were at rest are to be served next."""
+        return self.flows is not None and self.flows.has_fresh
+
     def follow_keys(self, rules: KeyRules, leases: Iterable[LeaseState]) -> None:
         """Serve by these rules from now on. `leases`: the live ones."""
         self.flows = KeyFlows(rules) if rules else None

@@ -101,6 +101,10 @@ class ExecutorIndex:
         self._wakes: _Least[int] = _Least()
         self._takers: _Least[Candidate] = _Least()
         self._stocked = _Rounds()
+        self._fresh: _Least[tuple[int, int]] = _Least()
+        """Those of the stocked executors that have items of keys which were at rest."""
+        self._jumped = False
+        """Whether the last of the stocked executors was one of these, out of turn."""
         self._served: OrderedDict[str, int] = OrderedDict()
         """Each client's last executor."""
         for executor in executors:
@@ -172,12 +176,18 @@ class ExecutorIndex:
 
     def take_stocked(self, client_id: str) -> PartitionExecutor | None:
         """The executor for this client's lease: among those that have not served in this round, the next by number after the client's
-        last one, or for a new client the one that has waited longest. It is not returned again until it is touched."""
+        last one, or for a new client the one that has waited longest. It is not returned again until it is touched.
+
+        Every other time, an executor with items of keys that were at rest goes first: in a fair queue they wait for no flood in the others.
+        """
         self._file()
-        number = self._stocked.after(self._served.get(client_id))
+        fresh = None if self._jumped else self._fresh.first()
+        self._jumped = fresh is not None
+        number = self._stocked.after(self._served.get(client_id)) if fresh is None else fresh[1]
         if number is None:
             return None
         self._stocked.note(number, None)
+        self._fresh.note(number, None)
         return self.executors[number]
 
     def serves(self, client_id: str, number: int) -> None:
@@ -210,7 +220,9 @@ class ExecutorIndex:
                 self._slow.discard(number)
             self._wakes.note(number, None if executor is None else executor.wakes_at())
             self._takers.note(number, None if executor is None else _as_taker(executor))
-            self._stocked.note(number, None if executor is None else _as_stocked(executor))
+            rank = None if executor is None else _as_stocked(executor)
+            self._stocked.note(number, rank)
+            self._fresh.note(number, rank if executor is not None and executor.partition.log.has_fresh_keys else None)
         self._changed |= self._touched
         self._touched.clear()
 
@@ -228,6 +240,7 @@ class ExecutorIndex:
                 or self._wakes.ranks.get(number) != executor.wakes_at()
                 or self._takers.ranks.get(number) != _as_taker(executor)
                 or self._stocked.ranks.get(number) != _as_stocked(executor)
+                or (number in self._fresh.ranks) != (_as_stocked(executor) is not None and executor.partition.log.has_fresh_keys)
             }
         )
 
