@@ -253,6 +253,25 @@ def test_C46_order_survives_the_death_of_the_server(api: Api, restartable: Serve
     assert texts(queue.lease(10, runs=True)) == ["b1", "b2"]
 
 
+def test_C47_an_item_that_would_die_blocks_its_key_if_the_queue_says_so(api: Api) -> None:
+    """Rejected, or at its last attempt, until somebody decides. Other keys go on, and items without a key die. (API)"""
+    dead = api.queue()
+    queue = api.queue(order="key", key_on_dead="block", dead_queue=dead.name, max_attempts=1)
+    for reject in (True, False):
+        keyed(queue, "a1 a2 b1 -1")
+        leased = queue.lease(10)
+        for name in ("a1", "-1"):
+            queue.retry(the(leased, name)["id"], **({"dead": True} if reject else {"retry_after": "0s"}))
+        queue.complete([the(leased, "b1")["id"]])
+        assert not queue.lease(10)["items"]
+        (held,) = queue.ask("queue.browse", partition=0, states=["scheduled"])["items"]
+        queue.ask("storage/items.run_now", ids=[held["id"]])
+        leased = queue.lease(10, runs=True, request_timeout=POLL)
+        assert texts(leased) == ["a1", "a2"]
+        queue.complete(ids(leased))
+    until(lambda: dead.total("ready") == 2, "the arrival of those without a key")
+
+
 def keyed(queue: Queue, payloads: str, **fields: object) -> Any:
     """Produce these payloads in one call. The first letter of each is its key; `-`: it has none."""
     items = [{"utf8": payload, "key": None if payload[0] == "-" else payload[0]} for payload in payloads.split()]

@@ -14,7 +14,7 @@ from sluiceway.core.partition import key_flows
 from sluiceway.core.partition.key_flows import KeyFlows, KeyRules
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
-from sluiceway.core.partition.records import LeaseState, to_array
+from sluiceway.core.partition.records import HELD, LeaseState, to_array
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.item_keys import NO_KEY, hash_of
 from sluiceway.model.leased_items import take_rows
@@ -31,6 +31,7 @@ KINDS = [
     KeyRules(concurrency=2),
     KeyRules(order=True, fair=True),
     KeyRules(order=True, concurrency=3),
+    KeyRules(order=True, blocks=True),
     KeyRules(fair=True, concurrency=1),
 ]
 
@@ -68,7 +69,19 @@ class World:
         self.rig.follow(Rules(self.max_attempts, backoff=self.backoff, keys=keys))
 
     def live(self) -> None:
-        acts = [self.produce, self.produce, self.lease, self.lease, self.settle, self.settle, self.settle, self.end, self.tick, self.drop]
+        acts = [
+            self.run_now,
+            self.produce,
+            self.produce,
+            self.lease,
+            self.lease,
+            self.settle,
+            self.settle,
+            self.settle,
+            self.end,
+            self.tick,
+            self.drop,
+        ]
         for _ in range(self.random.choice([20, 80])):
             self.random.choice(acts)()
             if self.random.random() < 0.3:
@@ -210,6 +223,18 @@ class World:
         self.rig.commit()
         self.look_again()
 
+    def run_now(self) -> None:
+        """Those that hold up their keys are served again."""
+        machine = self.rig.machine
+        held = [due for due in machine.log.dues.values() if due.due_at == HELD]
+        offsets = [due.blob.number + row for due in held for row in due.rows]
+        self.rig.commit()
+        machine.log.make_ready(array_of(sorted(offsets)), self.now)
+        self.rig.commit()
+        for thing in self.things.values():
+            if thing.due_at == HELD and thing.state == "back":
+                thing.state, thing.due_at = "waiting", 0
+
     def tick(self, passes: Millis | None = None) -> None:
         self.now += self.random.choice([1, 15, 50, 200]) if passes is None else passes
         self.rig.machine.tick(self.now, 10_000)
@@ -226,7 +251,8 @@ class World:
 
     def settled(self, number: int, chosen: list[str], disposition: Disposition) -> None:
         names = self.leases[number]
-        if disposition.verdict in ("retry", "release") and self.keys.order:
+        stays = ("retry", "release", "dead") if self.keys.blocks else ("retry", "release")
+        if disposition.verdict in stays and self.keys.order:
             # What is behind one of them in the run of its key comes back with it.
             behind, seen = [], set()
             for name in names:
@@ -240,7 +266,10 @@ class World:
                 names.remove(name)
         for name in chosen:
             names.remove(name)
-            if disposition.verdict in ("done", "dead"):
+            if disposition.verdict == "dead" and self.keys.blocks and self.things[name].key is not None:
+                self.things[name].attempts += 1
+                self.things[name].state, self.things[name].due_at = "back", HELD
+            elif disposition.verdict in ("done", "dead"):
                 self.things[name].state = "gone"
             else:
                 self.put_back(name, disposition)
@@ -254,7 +283,7 @@ class World:
         released = disposition is not None and disposition.verdict == "release"
         thing.attempts += not released
         if self.max_attempts and thing.attempts >= self.max_attempts and not released:
-            thing.state = "gone"
+            thing.state, thing.due_at = ("back", HELD) if self.keys.blocks and thing.key is not None else ("gone", 0)
             return
         thing.state, thing.due_at = "waiting", 0
         if released:

@@ -162,7 +162,7 @@ async def _check_keys(service: Service) -> None:
 async def _check_leases(service: Service) -> None:
     again = await take(service, 2, FAR, "key-1")
     assert payloads(again.batches) == ["b1", "b3"]
-    assert [batch.column("attempts").to_pylist() for batch in map(in_columns, again.batches)] == [[2], [2]]
+    assert [attempts for batch in map(in_columns, again.batches) for attempts in batch.column("attempts").to_pylist()] == [2, 2]
     closed = await service.settle("q", Settle({0: [Selection(DONE, lease=again.leases[0].number)]}, 10_000))
     assert closed.completed == 2
     # Of the ten, three were completed.

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import click
 
@@ -92,8 +92,8 @@ def _option(setting: Setting, is_new: bool) -> Callable[[Callable[..., T]], Call
         return click.option(flag, metavar="RATE[:BURST]", callback=_read_by("read_key_rate"), help=help)
     if kind == "key weights":
         return click.option(flag, metavar="KEY=WEIGHT…", callback=_read_by("read_key_weights"), help=help)
-    if kind == "by key":
-        return click.option(flag, type=click.Choice(["key"]), help=help)
+    if kind == "word":
+        return click.option(flag, type=click.Choice(get_args(setting.form.wire)), help=help)
     if kind == "logical queues":
         return click.option(flag, metavar="NUMBER|auto", callback=_logical_queues, help=help)
     return click.option(flag, metavar="QUEUE" if kind == "queue" else "TEXT", help=help)

@@ -136,7 +136,7 @@ def read_key_weights(text: str) -> dict[str, int]:
 
 # -- how a setting is written -----------------------------------------------------------------------------------------
 
-Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "by key", "key rate", "key weights", "text"]
+Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "word", "key rate", "key weights", "text"]
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,8 @@ _RATE: Final = Form("key rate", KeyRateFields, _check_rate)
 _WEIGHTS: Final = Form(
     "key weights", Annotated[dict[str, Annotated[int, Meta(ge=1, le=100)]], Meta(max_length=MAX_WEIGHTS)], _check_weights
 )
-_BY_KEY: Final = Form("by key", Literal["key"], lambda value, _: value)
+_BY_KEY: Final = Form("word", Literal["key"], lambda value, _: value)
+_BLOCK: Final = Form("word", Literal["block"], lambda value, _: value)
 _TEXT: Final = Form("text", ShortText, check_text)
 
 
@@ -334,6 +335,16 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="none, the oldest first",
         ),
     ] = None
+    key_on_dead: Annotated[
+        Literal["block"] | None,
+        _setting(
+            "Dead items of a key",
+            "With `order`, block: an item that would become dead stays in front of its key, which waits until somebody runs, moves or "
+            "deletes it.",
+            _BLOCK,
+            unset="none, the next item of the key goes on",
+        ),
+    ] = None
     fair: Annotated[
         Literal["key"] | None,
         _setting("Fairness", "key: keys whose items wait are served in turn.", _BY_KEY, unset="none"),
@@ -405,6 +416,7 @@ class Settings(TypedDict, total=False):
     target_age: _Time
     logical_queues: LogicalQueues
     order: Literal["key"] | None
+    key_on_dead: Literal["block"] | None
     fair: Literal["key"] | None
     key_weights: dict[str, int] | None
     key_concurrency: int | None
@@ -447,6 +459,7 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     target_age: Duration = "0s"
     logical_queues: LogicalQueueCount | Literal["auto"] | None = None
     order: Literal["key"] | None = None
+    key_on_dead: Literal["block"] | None = None
     fair: Literal["key"] | None = None
     key_weights: dict[str, int] | None = None
     key_concurrency: int = 0

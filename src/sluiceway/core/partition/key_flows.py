@@ -28,7 +28,7 @@ from pyroaring import BitMap
 from sluiceway.contract.queue_settings import QueueSettings
 from sluiceway.contract.queue_stats import KeyObstacle
 from sluiceway.core.partition.blob_keys import KeyCounts
-from sluiceway.core.partition.records import Blob, Extent, LeaseState, by_part, to_array
+from sluiceway.core.partition.records import Blob, Extent, LeaseState, Part, by_part, from_array, to_array
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.item_keys import NO_KEY, hash_of
 from sluiceway.model.requests import Offsets
@@ -47,7 +47,7 @@ _BLOCK = 1024
 class KeyRules(NamedTuple):
     """What holds of the keys. `concurrency`: most items of a key that are leased at once; 0: any number. `interval`: milliseconds for each
     item that is leased, in the long run; 0: none. `burst`: items that may be leased at once after a pause. `weights`: shares other than 1,
-    by the key's hash.
+    by the key's hash. `blocks`: in order, an item that would die holds up its key instead.
     """
 
     order: bool = False
@@ -56,6 +56,7 @@ class KeyRules(NamedTuple):
     interval: float = 0.0
     burst: int = 1
     weights: Mapping[int, int] = NO_WEIGHTS
+    blocks: bool = False
 
     def __bool__(self) -> bool:
         return self.order or self.fair or self.concurrency > 0 or self.interval > 0
@@ -65,7 +66,8 @@ def key_rules(record: QueueSettings) -> KeyRules:
     """The rules by the queue's settings."""
     rate, weights = record.key_rate, {hash_of(key): weight for key, weight in (record.key_weights or {}).items()}
     interval, burst = (0.0, 1) if rate is None else (1_000 / rate.per_second, rate.burst)
-    return KeyRules(record.order is not None, record.fair is not None, record.key_concurrency, interval, burst, weights)
+    blocks = record.order is not None and record.key_on_dead is not None
+    return KeyRules(record.order is not None, record.fair is not None, record.key_concurrency, interval, burst, weights, blocks)
 
 
 class Taken(NamedTuple):
@@ -821,6 +823,12 @@ def behind_in_flows(lease: LeaseState, positions: BitMap) -> BitMap:
 
 
 # ---- keys of positions ------------------------------------------------------------------------------------------------
+
+
+def keyed_among(part: Part, positions: BitMap) -> BitMap:
+    """Those of these positions of the lease's part whose items have a key."""
+    keys, counts = _keys_among(part.extent, positions.shift(part.at - part.base))
+    return from_array(to_array(positions)[np.repeat(np.array(keys, np.uint64) != NO_KEY, counts)])
 
 
 def _keys_in(lease: LeaseState, positions: BitMap) -> KeyCounts:

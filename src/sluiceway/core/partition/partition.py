@@ -22,11 +22,12 @@ from sluiceway.core.partition.blob_builder import due_times
 from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.closed_leases import ClosedLeases
 from sluiceway.core.partition.idempotency_keys import KeyMemory, KeyResult
-from sluiceway.core.partition.key_flows import KeyRules, Taking, behind_in_flows
+from sluiceway.core.partition.key_flows import KeyRules, Taking, behind_in_flows, keyed_among
 from sluiceway.core.partition.lease_spans import Spans
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.records import (
     EXPIRED_READY,
+    HELD,
     RAN_OUT,
     Blob,
     Due,
@@ -362,6 +363,9 @@ class Partition:
 
     def _settle(self, lease: LeaseState, positions: BitMap, disposition: Disposition, now: Millis, result: Settled) -> None:
         """Close those open positions of a lease. The caller closes the lease itself."""
+        if disposition.verdict == "dead" and self._key_rules.blocks and (held := self._keyed(lease, positions)):
+            self._settle(lease, held, disposition._replace(verdict="retry", retry_at=HELD), now, result)
+            positions = positions - held
         if not positions:
             return
         self.log.record_time(now)
@@ -432,19 +436,18 @@ class Partition:
         max_lease_size = 0 if disposition is not None else max(1, len(positions) // 2)
         for part, chosen in by_part(lease, positions):
             extent, attempts = part.extent, part.extent.attempts + counts
-            if self.max_attempts and attempts >= self.max_attempts and counts:
-                dying.setdefault(f"max_attempts {self.max_attempts} reached", BitMap()).update(chosen)
+            is_dying = bool(self.max_attempts) and attempts >= self.max_attempts and counts
+            if is_dying:
+                held = keyed_among(part, chosen) if self._key_rules.blocks else BitMap()
+                dying.setdefault(f"max_attempts {self.max_attempts} reached", BitMap()).update(chosen - held)
+                chosen = held
             elif extent.expires_at and extent.expires_at <= now:
                 dying.setdefault("expired while it was leased", BitMap()).update(chosen)
-            else:
+                chosen = BitMap()
+            if chosen:
                 blob, expires_at = extent.blob, extent.expires_at
-                name = (
-                    blob.number,
-                    attempts,
-                    expires_at,
-                    extent.max_lease_size if released else max_lease_size,
-                    self._due_at(disposition, extent.attempts + 1, now),
-                )
+                due_at = HELD if is_dying else self._due_at(disposition, extent.attempts + 1, now)
+                name = (blob.number, attempts, expires_at, extent.max_lease_size if released else max_lease_size, due_at)
                 rows = rows_of_part(part, chosen)
                 if not released:
                     self.repeated.failed(blob.number, rows, attempts, now)
@@ -454,7 +457,11 @@ class Partition:
                     back[name] = blob, rows
                 # Keep the blob while other rows of it are freed before these are back.
                 blob.open += len(rows)
-        return dying
+        return {reason: those for reason, those in dying.items() if those}
+
+    def _keyed(self, lease: LeaseState, positions: BitMap) -> BitMap:
+        """Those of the positions whose items have a key."""
+        return BitMap().union(*(keyed_among(part, chosen) for part, chosen in by_part(lease, positions)))
 
     def _append_returns(self, back: ReturningRows, now: Millis) -> None:
         """Append the gathered rows: adjacent rows of a blob with equal attributes form one extent, across leases."""
@@ -522,7 +529,7 @@ class Partition:
             heapq.heappop(log.expiries)
         at = max(self.deadlines[0][0], self.grace_until) if self.deadlines else None
         for heap in (log.due_times, log.expiries):
-            if heap and (at is None or heap[0][0] < at):
+            if heap and heap[0][0] < HELD and (at is None or heap[0][0] < at):
                 at = heap[0][0]
         for snapshot in log.snapshots.values():
             if at is None or snapshot.until < at:

@@ -19,6 +19,7 @@ from sluiceway.core.partition.key_flows import KeyFlows, KeyTotals
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import (
     EXPIRED_READY,
+    HELD,
     REDRIVEN,
     Blob,
     Due,
@@ -184,7 +185,9 @@ def explain(partition: Partition, offset: int) -> Explanation:
     for due in partition.log.dues.values():
         if due.blob.number <= offset < due.blob.number + due.blob.rows and offset - due.blob.number in due.rows:
             reason = "it is not due yet" + _failed(partition, due.attempts)
-            if due.is_back and partition.log.flows is not None and partition.log.flows.rules.order:
+            if due.due_at == HELD:
+                reason = f"it would be dead (attempts: {due.attempts}), and holds up its key until it is run now, moved or deleted"
+            elif due.is_back and partition.log.flows is not None and partition.log.flows.rules.order:
                 reason += "; later items of its key wait for it"
             failures = partition.log.failures.of(due.blob.number, offset - due.blob.number)
             return Explanation(
