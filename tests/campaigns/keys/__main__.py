@@ -1,4 +1,5 @@
-"""Queues that go by keys, on real servers: order with kills and failures, limits that are never exceeded, and a flood beside a quiet key.
+"""Queues that go by keys, on real servers: order with kills and failures, limits that are never exceeded, a flood beside a quiet key, and
+shares by weight.
 
 `make test-keys` runs all of it, `make test-keys ARGS='order --keys 10000 --each 10'` a part. The last line sums it up; exit code 1 if
 anything was wrong.
@@ -16,11 +17,13 @@ from pathlib import Path
 from tests.campaigns.keys.limits_run import LimitsRun
 from tests.campaigns.keys.order_run import OrderRun, Plan
 from tests.campaigns.keys.quiet_run import QuietRun
+from tests.campaigns.keys.shares_run import SharesRun
 from tests.campaigns.kit import command
 from tests.campaigns.kit.report import Report, quantile
 
 WAIT_AIM = 2.0
 USED_AIM = 0.95
+SHARE_AIM = 0.05
 
 
 class Campaign(command.Campaign):
@@ -37,6 +40,7 @@ class Campaign(command.Campaign):
         parser.add_argument("--consumers", type=int, default=64)
         parser.add_argument("--kill-every", type=float, default=20.0, help="seconds between kills of the server; 0: none")
         parser.add_argument("--flood", type=int, default=1_000_000, help="items of the key that floods")
+        parser.add_argument("--leases", type=int, default=10_000, help="by which shares are measured")
         parser.add_argument("--seconds", type=float, default=20.0, help="of limits and rates")
         parser.add_argument("--seed", type=int)
 
@@ -77,6 +81,13 @@ class Campaign(command.Campaign):
             f"a quiet key's item waits {1_000 * idle:.0f} ms (p99) without, {1_000 * flooded:.0f} ms beside {run.flood:,} items of another"
         )
         report.aim("p99 beside a flood, compared with none", flooded / idle, WAIT_AIM)
+
+    def shares(self, report: Report) -> None:
+        """a thousand tenants with weights from 1 to 10, all of which wait: each is served by its weight"""
+        run = SharesRun(self._new_folder("shares"), self._given.leases, self._given.seed)
+        asyncio.run(run.run())
+        report.figure(f"{len(run.weights):,} tenants, {run.leases:,} leases of {run.items:,} items: {run.worst:.1%} from its share at most")
+        report.aim("distance from a share", run.worst, SHARE_AIM)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from sluiceway.model.requests import Offsets
 
 NOWHERE, FRESH, TURN = range(3)
 TURN_ITEMS, TURNS = 16, 8
-"""Items of a key's turn, at least, where a lease asks for so many that it has that many turns."""
+"""Items of a turn of a key with the largest weight, at least, where a lease asks for so many that it has that many turns."""
 MANY = 16
 """Keys from which on working in columns costs less than one key after the other."""
 _NONE = -1
@@ -103,6 +103,7 @@ class KeyFlows:
 
     def __init__(self, rules: KeyRules) -> None:
         self.rules = rules
+        self._heaviest = max(rules.weights.values(), default=1)
         self.servable = 0
         """Items that may be leased now."""
         self._numbers: dict[int, int] = {}
@@ -588,10 +589,12 @@ class KeyFlows:
         return taken.runs()
 
     def _quantum(self, want: int) -> int:
-        """Items of a key's turn. A lease that took little of every key would cost most, and keep keys in order from all other consumers."""
+        """Items of a turn of a key of weight 1. A lease that took little of every key would cost most, and keep keys in order from all
+        other consumers."""
         if not self.rules.fair:
             return want
-        return max(1, want // max(1, len(self._fresh) + len(self._turn)), min(TURN_ITEMS, want // TURNS))
+        flows = max(1, len(self._fresh) + len(self._turn))
+        return max(1, want // (flows * self._heaviest), min(TURN_ITEMS, want // TURNS) // self._heaviest)
 
     def _next_line(self) -> deque[int]:
         """Fresh keys come first, but for no longer than a round of all takes: there may be new ones all the time."""
