@@ -13,9 +13,10 @@ from pyroaring import BitMap
 
 from simulation.planting import Bug, shelf
 from sluiceway.cluster import produce_by_key
-from sluiceway.core.partition import partition
+from sluiceway.core.partition import partition, slot_contents
+from sluiceway.core.partition.admission import Admission
+from sluiceway.core.partition.idempotency_keys import KeyMemory
 from sluiceway.core.partition.key_flows import KeyFlows
-from sluiceway.core.partition.key_slots import slots_of
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.segment_log import SegmentLog
 
@@ -191,14 +192,15 @@ def looks_at_the_limit_alone(original: Any) -> Any:
 # ---- homes ----------------------------------------------------------------------------------------------------
 
 
-@bug(produce_by_key, "homes_of_keys")
-def each_instance_has_its_own_homes(_original: Any) -> Any:
+@bug(produce_by_key, "slots_of")
+def each_instance_has_its_own_homes(original: Any) -> Any:
     """Two instances send the items of a key to different partitions."""
 
     def homes(record: Any) -> Any:
-        slots = slots_of(record)
+        slots = original(record)
         instance: Any = asyncio.get_running_loop()
-        return lambda key: slots[zlib.crc32((key + instance.process.name).encode()) % len(slots)]
+        first = zlib.crc32(instance.process.name.encode()) % len(slots)
+        return slots[first:] + slots[:first]
 
     return homes
 
@@ -218,6 +220,45 @@ def only_the_first_part_has_its_key(original: Any) -> Any:
 def takes_a_part_for_the_whole(_original: Any) -> Any:
     """A produce of which one part was refused is said to be refused, although others are stored."""
     return lambda errors, _parts, _request: errors[0]
+
+
+# ---- rebalances -----------------------------------------------------------------------------------------------
+
+
+@bug(KeyFlows, "hold_back")
+def serves_before_the_former_home_is_drained(_original: Any) -> Any:
+    """The new home of a key serves it at once."""
+    return lambda _self, _slots, _of, _now: None
+
+
+@bug(SegmentLog, "follow_keys")
+def forgets_what_it_holds_back(original: Any) -> Any:
+    """After a takeover, the new home of a key serves it at once."""
+
+    def follow(self: Any, rules: Any, leases: Any) -> None:
+        held, self.header.held_slots = self.header.held_slots, b""
+        original(self, rules, leases)
+        self.header.held_slots = held
+
+    return follow
+
+
+@bug(Admission, "refuses")
+def takes_items_as_a_former_home(original: Any) -> Any:
+    """A former home takes items of keys that have moved."""
+    return lambda self, key, part=None: original(self, key, part) if part is None else bool(self._log.header.shut)
+
+
+@bug(slot_contents, "stays")
+def moves_what_holds_up_its_key(_original: Any) -> Any:
+    """A retry that waits for its delay is moved, behind what its key has at its new home."""
+    return lambda _log, _due: False
+
+
+@bug(KeyMemory, "_add_part")
+def hands_over_no_parts(_original: Any) -> Any:
+    """A key's new home does not know which calls its former one has stored."""
+    return lambda _self, _name, _given: None
 
 
 # ---- fairness -------------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ S14 In order, an item of a key is leased only when no item before it waits, and 
     up its key through its delay; one that was scheduled does not. Without `runs`, a lease has one item of a key, with it several in order.
 S15 When an item goes back, those behind it in the run of its key do, too.
 S16 Never more items of a key are leased than `key_concurrency` allows.
-S17 Where keys are kept together, all items of a key are in one partition. A produce that is divided by keys stores each item once, however
-    often it is repeated, and a repetition gets the first answer.
+S17 Where keys are kept together, a partition takes only items whose keys are at home there. A produce that is divided by keys stores each
+    item once, however often it is repeated, and a repetition gets the first answer.
 L6  Once the world has healed, each key is served in its turn, although one floods and new ones keep coming.
+S18 When a rebalance moves a key, its new home serves none of its items before the former one has none left.
 L7  A consumer that waits at one instance soon gets a key's next item when another has settled the one before, or given it back.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from simulation.cluster import DRAINING, HEALING, SOON, ClusterWorld
@@ -21,6 +23,7 @@ from simulation.cluster_clients import Clients
 from simulation.cluster_instance import Instance
 from simulation.cluster_keys import KeyClients
 from simulation.cluster_ledger import Hold, QueueLedger
+from simulation.cluster_rebalances import Doings, RebalanceWorld
 from simulation.cluster_weather import Weather
 from simulation.key_ledger import KeyLedger
 from simulation.known_items import Batch, new_rows
@@ -28,6 +31,8 @@ from simulation.promises import check
 from simulation.world import EventLog
 from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.kernel.clock import Millis
+from sluiceway.local.queue_catalog import QUEUE
+from sluiceway.model.queue import QueueRecord, decode_queue
 from sluiceway.model.requests import DONE, RELEASE, Disposition, Lease, QueuePatch, QueueSpec
 
 Settings = dict[str, Any]
@@ -139,7 +144,12 @@ class ItemKeyWorld(ClusterWorld):
         )
 
     def _ledger(self, spec: QueueSpec) -> QueueLedger:
-        return KeyLedger(spec.queue_name, self.items, keeps_keys_together=spec.queue_name == "q0" and self.rules is TOGETHER)
+        keeps = spec.queue_name == "q0" and self.rules is TOGETHER
+        return KeyLedger(spec.queue_name, self.items, record=partial(self._record, "q0") if keeps else None)
+
+    def _record(self, queue: str) -> QueueRecord:
+        records = (decode_queue(entry.value) for entry in self.shared.view.prefix(QUEUE).values())
+        return next(record for record in records if record.queue_name == queue)
 
     def _clients(self, ledger: QueueLedger) -> Clients:
         clients = ItemKeyClients(self, ledger)
@@ -236,6 +246,26 @@ class ItemKeyWorld(ClusterWorld):
         return batch
 
 
+class MovingKeysWorld(ItemKeyWorld, RebalanceWorld):
+    """One history in which such a queue is rebalanced, too. The invariants of `cluster_rebalances.py` hold as well."""
+
+    def __init__(self, seed: int, log: EventLog | None = None) -> None:
+        super().__init__(seed, log)
+        pick = self.random.choice
+        self.rules = TOGETHER
+        self.traffic, self.scheduled = pick([5_000, 8_000]), pick([0.1, 0.3, 0.6])
+        self.doings = Doings(pick([2, 4, 8]), pick([0, 0, 1]), pick([0, 0, 1]), pick([0, 1]), pick([0.0, 0.3, 0.7]), pick([0.2, 0.5]))
+
+    def _rebalance(self) -> None:
+        clients = self.random.choice([each for each in self.clients if each.ledger.queue == "q0"])
+        self.loop.begin(self.loop.outside, self._ask_for(clients, self.random.choice([None, 1, 2, 3, 4, 6]), "natural", None))
+
+
+def world_by_key(seed: int, log: EventLog | None = None) -> ItemKeyWorld:
+    """The history of that seed: every third one is rebalanced."""
+    return MovingKeysWorld(seed, log) if seed % 3 == 2 else ItemKeyWorld(seed, log)
+
+
 def run_by_key(seed: int, log: EventLog | None = None) -> None:
     """Run one history. Raises BrokenPromiseError."""
-    ItemKeyWorld(seed, log).live()
+    world_by_key(seed, log).live()

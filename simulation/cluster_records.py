@@ -157,6 +157,8 @@ class RecordWatch:
                 gate = None if kept is None else kept.store.look()
                 if gate is not None and gate.log.header.shut:
                     return f"partition {each.partition} of {record.queue_name} is {each.state}, and shut"
+                if gate is not None and gate.log.header.held_slots:
+                    return f"partition {each.partition} of {record.queue_name} holds slots back"
                 own = [place for place, home in enumerate(record.slots) if home == each.partition]
                 bits = int.from_bytes(gate.log.header.closed_slots, "little") if gate is not None else 0
                 if any(bits >> place & 1 for place in own):

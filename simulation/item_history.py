@@ -293,7 +293,7 @@ class ItemHistory:
     def _goes_over(self, item: Item, was: Place, number: int) -> None:
         """Check an item that leaves for another partition, perhaps in the cycle in which it left a lease or came."""
         there, way = _place_beyond(self.new, number, item.payload), self.ways[number]
-        check(bool(self.old.header.shut or self.new.header.shut), f"{item.payload} is moved out of a partition that takes items")
+        check(self._may_go_over(item), f"{item.payload} is moved out of a partition that takes items")
         check(there.expires_at == was.expires_at and there.first == was.first, f"{item.payload} has changed as it went")
         if was.kind == LEASED:
             self._comes_back(item, was, there)
@@ -307,6 +307,10 @@ class ItemHistory:
         way.places[item.payload] = there
         item.home, item.way = None, way
         self._steps["goes over"] += 1
+
+    def _may_go_over(self, item: Item) -> bool:
+        """Whether the item may be moved to another partition."""
+        return bool(self.old.header.shut or self.new.header.shut)
 
     # ---- departures -------------------------------------------------------------------------------------------
 

@@ -6,17 +6,19 @@ a settlement whose answer was lost has become durable or has not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from simulation.cluster_ledger import Hold, QueueLedger
 from simulation.item_history import Cycle, ItemHistory
-from simulation.known_items import Item
+from simulation.known_items import Item, Way
 from simulation.promises import check
 from simulation.scene import DUE, LEASED, Place, Scene
-from sluiceway.core.partition.records import LeaseState
+from sluiceway.core.partition.key_slots import home_of_key, slot_of_hash
+from sluiceway.core.partition.records import Header, LeaseState, slots_in
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.queue import QueueRecord
+from sluiceway.model.item_keys import hash_of
+from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import Lease, Leased
 from sluiceway.model.small_batch import in_columns
 
@@ -52,6 +54,8 @@ class KeyHistory(ItemHistory):
         if record.order is not None or record.key_concurrency:
             for key, placed in self._leased_anew(new).items():
                 self._check_key(key, placed, record)
+                if self._ledger.record is not None:
+                    self._check_alone(key)
         self._returned |= {payload for payload, place in new.alive.items() if place.lease in self.newest}
 
     def _is_new(self, payload: str) -> bool:
@@ -67,9 +71,30 @@ class KeyHistory(ItemHistory):
 
     def _is_born(self, item: Item, place: Place) -> None:
         super()._is_born(item, place)
-        if item.key is not None and self._ledger.homes is not None:
-            home = self._ledger.homes.setdefault(item.key, self.partition)
-            check(home == self.partition, f"{item.payload} of key {item.key!r} is in partition {self.partition}, and others are in {home}")
+        if item.key is not None and self._ledger.record is not None:
+            home = home_of_key(self._ledger.record(), item.key)
+            # While a slot moves, its former home may store what it has accepted.
+            check(
+                home in (self.partition, MOVING),
+                f"{item.payload} is in partition {self.partition}, and the home of key {item.key!r} is {home}",
+            )
+
+    def _comes_over(self, item: Item, way: Way, place: Place) -> None:
+        super()._comes_over(item, way, place)
+        source = self._ledger.trail(int(way.source.rpartition(".")[2]))
+        if item.payload in source.keys:
+            self.keys[item.payload] = source.keys[item.payload]
+
+    def _goes_over(self, item: Item, was: Place, number: int) -> None:
+        """Check in addition that what holds up its key is not moved behind what its key has elsewhere."""
+        super()._goes_over(item, was, number)
+        waits = was.kind == DUE and self.record.order is not None and item.payload in self._returned
+        check(not waits, f"{item.payload} is moved, and was to hold up its key until its delay is over")
+
+    def _may_go_over(self, item: Item) -> bool:
+        """A partition in use moves scheduled items of slots that it has given away."""
+        header = self.new.header
+        return super()._may_go_over(item) or (item.key is not None and _has_slot(header.closed_slots, item.key, header))
 
     def _check_turn(self, lease: LeaseState) -> None:
         if not self._went_by_keys:
@@ -95,6 +120,14 @@ class KeyHistory(ItemHistory):
         self._ledger.tally["at the limit"] += len(leased) == limit
         if record.order is not None:
             self._check_order(key, placed, leased)
+
+    def _check_alone(self, key: str) -> None:
+        """Check that no other partition has items of the key that come first: those that it does not hold back."""
+        for number in self._ledger.stores:
+            trail = self._ledger.trail(number)
+            if number != self.partition and not _has_slot(trail.new.header.held_slots, key, trail.new.header):
+                there = [payload for payload in trail.new.alive if trail.keys.get(payload) == key]
+                check(not there, f"key {key!r} is served by partition {self.partition}, and {there} are in {number}")
 
     def _check_order(self, key: str, placed: Sequence[Placed], leased: Sequence[Placed]) -> None:
         leases = {place.lease for _, _, place in leased}
@@ -149,14 +182,16 @@ class KeyHistory(ItemHistory):
 
 
 class KeyLedger(QueueLedger):
-    """QueueLedger of a queue that goes by the keys of its items, always or at times. `homes`: see there."""
+    """QueueLedger of a queue that goes by the keys of its items, always or at times.
 
-    def __init__(self, queue: str, items: dict[str, Item], *, keeps_keys_together: bool) -> None:
+    `record`: returns the queue's record, as it is in the meta store, if the queue keeps keys together from beginning to end.
+    """
+
+    def __init__(self, queue: str, items: dict[str, Item], *, record: Callable[[], QueueRecord] | None) -> None:
         super().__init__(queue, items)
         self.runs: dict[str, bool] = {}
         """By client, whether it asks for runs."""
-        self.homes: dict[str, int] | None = {} if keeps_keys_together else None
-        """The partition of each key, if the queue keeps keys together from beginning to end."""
+        self.record = record
 
     def _history(self, incarnation: str, partition: int) -> KeyHistory:
         return KeyHistory(incarnation, partition, self)
@@ -171,19 +206,24 @@ class KeyLedger(QueueLedger):
             keys = batch.column("key").to_pylist() if "key" in batch.schema.names else [None] * batch.num_rows
             for partition, lease, payload, first, key in zip(*columns, keys, strict=True):
                 check(self.items[payload.decode()].key == key, f"{payload.decode()} is said to have the key {key!r}")
-                if key is not None and payload.decode() in self._trail(partition).keys:
+                if key is not None and payload.decode() in self.trail(partition).keys:
                     told.setdefault((partition, lease, key), []).append(first)
         for (partition, lease, key), firsts in told.items():
             in_order = all(one < other for one, other in pairwise(firsts))
             check(
-                in_order or lease not in self._trail(partition).ordered, f"lease {partition}.{lease} has key {key!r} in the order {firsts}"
+                in_order or lease not in self.trail(partition).ordered, f"lease {partition}.{lease} has key {key!r} in the order {firsts}"
             )
         return holds
 
-    def _trail(self, partition: int) -> KeyHistory:
+    def trail(self, partition: int) -> KeyHistory:
         trail = self.trails[partition]
         assert isinstance(trail, KeyHistory)
         return trail
+
+
+def _has_slot(bits: bytes, key: str, header: Header) -> bool:
+    """Whether the slot of the key is in that bit map of the partition."""
+    return bool(header.slots_of) and slot_of_hash(hash_of(key), header.slots_of) in slots_in(bits)
 
 
 def goes_by_keys(record: QueueRecord) -> bool:

@@ -11,7 +11,7 @@ from simulation.network_link import DIRECTIONS, Link, NoAnswerError, NotSentErro
 from simulation.promises import BrokenPromiseError
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.peers import Ask, GiveKeys, Learn, LeaseAnywhere, MoveOut, NoteKeys, PeerRequest, Shut, TakeKeys
+from sluiceway.model.peers import Ask, GiveKeys, Learn, LeaseAnywhere, MoveOut, NoteKeys, PeerRequest, ServeSlots, Shut, TakeKeys
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Produce
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.wire import peer
@@ -19,7 +19,7 @@ from sluiceway.wire import peer
 Answer = Callable[[PeerRequest], Awaitable[Any]]
 """An instance's handler of a peer request."""
 
-ECHOED = (Shut, GiveKeys, TakeKeys, MoveOut)
+ECHOED = (Shut, GiveKeys, TakeKeys, ServeSlots, MoveOut)
 LATEST: Millis = 12_000
 """Maximum delay of an echoed request, in milliseconds."""
 

@@ -27,7 +27,7 @@ from simulation.bank import (
 )
 from simulation.bucket_world import BucketWorld
 from simulation.cluster import ClusterWorld
-from simulation.cluster_by_key import ItemKeyWorld
+from simulation.cluster_by_key import world_by_key
 from simulation.cluster_group import MemberWorld
 from simulation.cluster_rebalances import RebalanceWorld
 from simulation.group import GroupWorld
@@ -83,7 +83,7 @@ def _rebalances(seed: int, log: EventLog | None) -> Life:
 
 
 def _keys(seed: int, log: EventLog | None) -> Life:
-    world = ItemKeyWorld(seed, log)
+    world = world_by_key(seed, log)
     return world.live, lambda: world.loop.steps
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
 import pytest
 
-from sluiceway.cluster.produce_by_key import together
+from sluiceway.cluster.produce_by_key import DividedError, home_of_part, parts_again, parts_of, together
+from sluiceway.core.partition.key_slots import slots_of
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.item_keys import Division, divided
+from sluiceway.model.item_keys import Division, divided, hash_of
 from sluiceway.model.items import batch_from_rows
+from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 from sluiceway.model.requests import Produce, Produced, ProducedByKey, ProduceKey
+from sluiceway.model.small_batch import in_columns
 
 ROWS = batch_from_rows([{"payload": b"x", "key": key} for key in "abab"])
 STORED = "stored"
@@ -16,7 +21,7 @@ STORED = "stored"
 
 def parts() -> list[Division]:
     """`a` is at home in partition 0, `b` in 1."""
-    return divided(ROWS, "ab".index)
+    return divided(ROWS, lambda keys: (keys == hash_of("b")).astype(np.int64), (0, 1))
 
 
 def answered(*outcomes: str, key: str | None = "k") -> Produced:
@@ -36,9 +41,45 @@ def test_the_items_have_their_places_in_the_order_of_the_call() -> None:
 
 def test_items_that_follow_each_other_in_one_partition_need_no_places() -> None:
     rows = batch_from_rows([{"payload": b"x", "key": "a"}] * 3)
-    answer = together(divided(rows, lambda _: 3), [Produced(3, 5, 3, deduplicated=False)], Produce(rows, 1_000))
+    answer = together(
+        divided(rows, lambda keys: np.zeros(len(keys), np.int64), (3,)), [Produced(3, 5, 3, deduplicated=False)], Produce(rows, 1_000)
+    )
     assert type(answer) is Produced
-    assert answer == (3, 5, 3, False)
+    assert answer == Produced(3, 5, 3, deduplicated=False)
+
+
+def test_a_part_that_was_stored_in_pieces_has_a_place_for_each_item() -> None:
+    """As it is after a rebalance."""
+    stored = [Produced(7, 20, 2, deduplicated=True, runs=((7, 20, 1), (0, 3, 1))), Produced(1, 10, 2, deduplicated=True)]
+    answer = together(parts(), stored, Produce(ROWS, 1_000))
+    assert isinstance(answer, ProducedByKey)
+    assert answer.places == [(7, 20), (1, 10), (0, 3), (1, 11)]
+    assert answer.deduplicated
+
+
+def test_a_part_is_divided_again_by_the_homes_that_its_slots_have_now() -> None:
+    record = QueueRecord("q", "aaaaaaaa", 0, 0, (PartitionRecord(0), PartitionRecord(1)), order="key")
+    rows = batch_from_rows([{"payload": f"{number}".encode(), "key": f"k{number % 40}"} for number in range(200)])
+    request = Produce(rows, 1_000, ProduceKey("k"))
+    (division, part), _ = parts_of(record, request)
+    assert home_of_part(record, part) == part.partition == 0
+    assert part.part is not None
+    moved = {slot for slot, _ in part.part.slots[::3]}
+    slots = tuple(2 if slot in moved else home for slot, home in enumerate(slots_of(record)))
+    after = msgspec.structs.replace(record, slots=slots)
+    with pytest.raises(DividedError):
+        home_of_part(after, part)
+    again = parts_again(after, division, part)
+    assert [each.place for each, _ in again] == [0, 2]
+    for each, piece in again:
+        assert piece.part is not None
+        assert piece.part.digest == part.part.digest
+        assert home_of_part(after, piece) == each.place
+        assert {slot in moved for slot, _ in piece.part.slots} == {each.place == 2}
+        assert [rows["payload"][number].as_py() for number in each.numbers] == in_columns(each.rows)["payload"].to_pylist()
+    assert sorted(number for each, _ in again for number in each.numbers) == sorted(division.numbers)
+    between = msgspec.structs.replace(record, slots=tuple(MOVING if slot in moved else home for slot, home in enumerate(slots_of(record))))
+    assert home_of_part(between, part) == MOVING
 
 
 @pytest.mark.parametrize("code", ["unavailable", "storage_full", "queue_paused", "too_many_requests"])

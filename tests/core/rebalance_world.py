@@ -17,7 +17,7 @@ from sluiceway.core.rebalance.partition_plan import plan
 from sluiceway.core.rebalance.steps import AskFor, Change, StepReplies
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
-from sluiceway.model.peers import GiveKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys
+from sluiceway.model.peers import GiveKeys, KeysGiven, Moved, MoveOut, ServeSlots, Shut, Shutted, Shutting, TakeKeys
 from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Rebalance
 from sluiceway.model.requests import ProduceKey
@@ -27,6 +27,11 @@ _ORDER: list[Shutting] = ["open", "read_only", "sealed"]
 
 def conflict() -> SluicewayError:
     return SluicewayError("version_conflict", "the cursor is lower")
+
+
+def slot_of(item: str) -> int | None:
+    """The slot of an item's key; None: it has none."""
+    return int(item.removeprefix("slot ").partition(":")[0]) if item.startswith("slot ") else None
 
 
 class Partition:
@@ -39,6 +44,7 @@ class Partition:
         self.shut: Shutting = "open"
         self.shut_cursor = self.given = self.taken = 0
         self.closed: set[int] = set()
+        self.held: set[int] = set()
         self.of = 0
         self.ready: list[str] = []
         self.scheduled: list[str] = []
@@ -60,6 +66,8 @@ class Partition:
             return self._give(request)
         if isinstance(request, TakeKeys):
             return self._take(request)
+        if isinstance(request, ServeSlots):
+            return self._serve(request)
         return self._move(request)
 
     def _shut(self, request: Shut) -> Shutted:
@@ -71,7 +79,25 @@ class Partition:
         if further and not (request.shutting == "sealed" and self.items):
             self.shut = request.shutting
         moving = len(self.away[2]) if self.away else 0
-        return Shutted(self.shut, len(self.ready), len(self.leased), len(self.scheduled), moving, moving)
+        busy = {slot_of(item) for item in self.items} & self.closed
+        movable = [item for item in self.scheduled if self._may_go(item)]
+        due = {slot for item in movable if (slot := slot_of(item)) is not None}
+        return Shutted(
+            self.shut,
+            len(self.ready),
+            len(self.leased),
+            len(self.scheduled),
+            moving,
+            moving,
+            movable=len(movable),
+            busy=tuple(sorted(slot for slot in busy if slot is not None)),
+            due=tuple(sorted(due)),
+        )
+
+    def _may_go(self, item: str) -> bool:
+        """Items with a key go with their slot, others from a partition that is shut."""
+        slot = slot_of(item)
+        return self.shut != "open" if slot is None else slot in self.closed
 
     def _give(self, request: GiveKeys) -> KeysGiven:
         if request.cursor < self.given or request.cursor <= self.taken:
@@ -92,7 +118,14 @@ class Partition:
                 mine = {name for name in self.keys if slot_of_name(name[1:], request.of) in request.slots}
                 self.keys = {name: data for name, data in self.keys.items() if name not in mine} | request.keys
             self.closed -= {*request.slots}
+            self.held |= {*request.slots} if request.waits else set()
         return len(request.keys or ())
+
+    def _serve(self, request: ServeSlots) -> int:
+        if request.cursor < self.taken:
+            raise conflict()
+        self.held -= {*request.slots}
+        return len(request.slots)
 
     def _move(self, request: MoveOut) -> Moved:
         if request.cursor < self.shut_cursor:
@@ -100,9 +133,14 @@ class Partition:
         line = self.scheduled if request.scheduled else self.ready
         if self.away is not None or not line:
             return Moved(0, 0)
+        slots = request.slots
+        able = [item for item in line if slots is None or (self._may_go(item) and slot_of(item) in (None, *slots))]
+        out = able[: min(request.limit, 2)]
+        if not out:
+            return Moved(0, 0)
         self.moves += 1
-        out = line[: min(request.limit, 2)]
-        del line[: len(out)]
+        for item in out:
+            line.remove(item)
         self.away = (request.target, self.moves, out, request.scheduled)
         return Moved(len(out), 0)
 
@@ -273,13 +311,34 @@ class World:
         self.places[name] = there.keys["k" + name] = f"{home}:{item}".encode()
         return True
 
+    def produce_in_slot(self, item: str, slot: int, record: QueueRecord, *, scheduled: bool = False) -> bool:
+        """An item with a key of that slot, by somebody who knows that record."""
+        home = record.slots[slot]
+        there = self.partitions.get(home)
+        if home == MOVING or there is None or slot in there.closed:
+            return False
+        return self.produce(f"slot {slot}: {item}", record, home, scheduled=scheduled)
+
     def lease(self, record: QueueRecord, number: int) -> bool:
         each = record.partition(number)
         there = self.partitions.get(number)
-        if each is None or there is None or not allows(record, each).lease or not there.ready:
+        if each is None or there is None or not allows(record, each).lease:
             return False
-        there.leased.append(there.ready.pop(0))
+        busy = {slot_of(item) for item in there.leased} - {None}
+        item = next((item for item in there.ready if slot_of(item) not in busy | there.held), None)
+        if item is None:
+            return False
+        self._check_alone(item, there)
+        there.ready.remove(item)
+        there.leased.append(item)
         return True
+
+    def _check_alone(self, item: str, there: Partition) -> None:
+        """What is left of its slot in another partition comes before it, unless it is held back there."""
+        slot = slot_of(item)
+        for other in self.partitions.values():
+            left = [each for each in other.items if slot_of(each) == slot is not None and slot not in other.held]
+            assert other is there or not left, f"{item} is leased, and {left} are left in partition {other.number}"
 
     def complete(self, number: int) -> None:
         there = self.partitions[number]
@@ -361,15 +420,16 @@ class World:
             there_now = self.partitions[each.partition]
             assert there_now.shut == "open", f"partition {each.partition} takes nothing any more"
             mine = {place for place, home in enumerate(self.record.slots) if home == each.partition}
+            assert not there_now.held, f"partition {each.partition} holds slots back"
             assert not mine & there_now.closed, f"partition {each.partition} takes no keys of its slots"
         self.check()
 
 
-def small_queue(*backends: str) -> QueueRecord:
+def small_queue(*backends: str, by_key: bool = False) -> QueueRecord:
     partitions = tuple(PartitionRecord(number, backend) for number, backend in enumerate(backends))
     # Few slots, so that a history is not mostly about them.
     slots = tuple(number % len(backends) for number in range(12))
-    return QueueRecord("orders", "aaaaaaaa", 0, 0, partitions, slots=slots)
+    return QueueRecord("orders", "aaaaaaaa", 0, 0, partitions, slots=slots, order="key" if by_key else None)
 
 
 def with_state(record: QueueRecord, number: int, state: Any) -> QueueRecord:

@@ -14,7 +14,7 @@ from sluiceway.core.queue.executor_health import DEGRADED
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import BURST_KEY, GENERATED_KEY
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import ProduceKey
+from sluiceway.model.requests import Produced, ProduceKey
 from tests.core.queue_rig import Rig, produce
 
 REFUSED, UNKNOWN = Outcome.REFUSED, Outcome.UNKNOWN
@@ -100,7 +100,7 @@ def test_a_repetition_is_answered_by_the_target(again: str) -> None:
     rig = filled(100, 0)
     first = rig.ask(produce(3, key=HOME_OF_2[0]))
     rig.end_all()
-    assert rig.produced(first) == (1, 0, 3, False)
+    assert rig.produced(first) == Produced(1, 0, 3, False)
     if again != "at once":
         for number in (0, 1) if "both" in again else (0,):
             rig.queue.retry_now([number], rig.now, anew=True)
@@ -109,7 +109,7 @@ def test_a_repetition_is_answered_by_the_target(again: str) -> None:
     second = rig.ask(produce(3, key=HOME_OF_2[0]))
     rig.wait(0)
     rig.end_all()
-    assert rig.produced(second) == (1, 0, 3, True)
+    assert rig.produced(second) == Produced(1, 0, 3, True)
     assert rig.durable(1)[0] == 3
 
 
@@ -138,7 +138,7 @@ def test_a_target_that_refuses_is_replaced() -> None:
     rig.open(1)
     again = rig.ask(produce(key=HOME_OF_3[0]))
     rig.end_all()
-    assert rig.produced(again) == (2, 5, 1, True)
+    assert rig.produced(again) == Produced(2, 5, 1, True)
     assert [rig.durable(number)[0] for number in range(3)] == [100, 0, 6]
 
 

@@ -10,7 +10,7 @@ from sluiceway.core.queue.partition_executor import SOON
 from sluiceway.core.queue.tickets import Commit, Open, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Disposition, Extend, Extended, ProduceKey, Selection, Settle
+from sluiceway.model.requests import Disposition, Extend, Extended, Produced, ProduceKey, Selection, Settle
 from tests.core.queue_rig import Rig, lease, produce, settle
 
 REFUSED, UNKNOWN = Outcome.REFUSED, Outcome.UNKNOWN
@@ -30,7 +30,7 @@ def test_a_produce_goes_whole_to_the_emptiest_partition(waiting: list[int], chos
     ticket = rig.ask(produce(10))
     assert list(rig.commits) == [chosen]
     rig.end(chosen)
-    assert rig.produced(ticket) == (chosen, waiting[chosen], 10, False)
+    assert rig.produced(ticket) == Produced(chosen, waiting[chosen], 10, False)
 
 
 def test_a_partition_is_chosen_until_another_is_emptier() -> None:
@@ -93,7 +93,7 @@ def test_a_refused_produce_is_tried_elsewhere() -> None:
     assert not rig.answers
     assert list(rig.commits) == [1]
     rig.end(1)
-    assert rig.produced(ticket) == (1, 0, 4, False)
+    assert rig.produced(ticket) == Produced(1, 0, 4, False)
 
 
 @pytest.mark.parametrize("landed", [True, False])
@@ -200,7 +200,7 @@ def test_a_mistake_of_ours_is_told_and_the_partition_is_loaded_anew(step: str, m
     rig.open(0)
     again = rig.ask(produce())
     rig.end_all()
-    assert rig.produced(again) == (0, 0, 1, False)
+    assert rig.produced(again) == Produced(0, 0, 1, False)
 
 
 def _raise(*_: object) -> None:
@@ -217,7 +217,7 @@ def test_a_key_waits_for_its_home_though_another_partition_is_open() -> None:
     assert not rig.commits
     rig.open(HOME_OF_K)
     rig.end(HOME_OF_K)
-    assert rig.produced(ticket) == (HOME_OF_K, 0, 2, False)
+    assert rig.produced(ticket) == Produced(HOME_OF_K, 0, 2, False)
 
 
 @pytest.mark.parametrize("landed", [True, False])
@@ -230,7 +230,7 @@ def test_a_repetition_after_an_unknown_outcome_adds_nothing(landed: bool) -> Non
     second = rig.ask(produce(2, key=KEY))
     rig.open(HOME_OF_K)
     rig.end_all()
-    assert rig.produced(second) == (HOME_OF_K, 0, 2, landed)
+    assert rig.produced(second) == Produced(HOME_OF_K, 0, 2, landed)
     assert rig.durable(HOME_OF_K)[0] == 2
 
 

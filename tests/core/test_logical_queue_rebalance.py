@@ -15,7 +15,7 @@ from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, Shut, Shutted, Shutting, TakeKeys
 from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
-from sluiceway.model.requests import MovedItem, Produce, ProduceKey
+from sluiceway.model.requests import MovedItem, Produce, Produced, ProduceKey
 from tests.core.queue_rig import Rig, lease, produce, settle
 
 KEY = ProduceKey("k")
@@ -340,7 +340,7 @@ def test_moved_items_come_in_though_the_queue_is_paused_and_the_partition_takes_
     rig.end_all()
     ticket = move(rig, 0, (MovedItem(2, rig.now - 5, 3),))
     rig.end_all()
-    assert rig.produced(ticket) == (0, 0, 2, False)
+    assert rig.produced(ticket) == Produced(0, 0, 2, False)
     stats = rig.queue.stats().partitions[0]
     assert (stats.moved_in, stats.produced, stats.ready) == (2, 0, 2)
 

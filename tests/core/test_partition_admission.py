@@ -6,6 +6,7 @@ import pytest
 
 from sluiceway.core.partition import admission, idempotency_keys
 from sluiceway.core.partition.key_slots import slot
+from sluiceway.core.partition.partition import Placed
 from sluiceway.core.partition.queries import explain, lives_of, open_slices, stats_of
 from sluiceway.core.partition.records import Header, pack, unpack_header, unpack_lease
 from sluiceway.kernel.errors import SluicewayError
@@ -229,15 +230,15 @@ def test_given_keys_are_answered_elsewhere_as_they_were_here() -> None:
     assert here.machine.admission.give_keys(ALL, OF, 1, 0) == given
     there.machine.admission.take_keys(ALL, OF, 1, given)
     there.reload()
-    assert there.machine.produce(batch_of(rows_of("a")), START, ProduceKey("y", "g", 3)) == (2, 1, True, 0)
-    assert there.machine.produce(batch_of(rows_of("a")), START, ProduceKey("t", "transfer/p.0", 9)) == (3, 1, True, 0)
+    assert there.machine.produce(batch_of(rows_of("a")), START, ProduceKey("y", "g", 3)) == Placed(2, 1, True, 0)
+    assert there.machine.produce(batch_of(rows_of("a")), START, ProduceKey("t", "transfer/p.0", 9)) == Placed(3, 1, True, 0)
     with pytest.raises(SluicewayError) as error:
         there.machine.produce(batch_of(rows_of("a")), START, ProduceKey("z", "g", 2))
     assert code(error) == "stale_sequence"
     # And on, and back: it is said of the first partition all the way.
     further = there.machine.admission.give_keys(ALL, OF, 2, 1)
     here.machine.admission.take_keys(ALL, OF, 2, further)
-    assert here.machine.produce(batch_of(rows_of("a")), START, ProduceKey("k")) == (0, 1, True, 0)
+    assert here.machine.produce(batch_of(rows_of("a")), START, ProduceKey("k")) == Placed(0, 1, True, 0)
 
 
 def test_windows_go_on_as_they_began() -> None:

@@ -14,6 +14,7 @@ from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.partition import closed_leases
 from sluiceway.core.partition.item_listing import after, from_place, in_line, scheduled, waiting_among, why_left
 from sluiceway.core.partition.key_flows import KeyRules
+from sluiceway.core.partition.partition import Placed
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import explain, lives_of, open_slices
 from sluiceway.core.partition.records import LeaseState
@@ -239,7 +240,7 @@ class PartitionMachine(RuleBasedStateMachine):
         each = [life for life in lives for _ in range(life.rows)]
         placed = self.rig.machine.produce(batch_of(rows), self.now, key, lives)
         assert placed[:3] == self.model.arrive(rows, each, self.now, key)
-        assert self.rig.machine.produce(batch_of(rows), self.now, key, lives) == (first, len(rows), True, None)
+        assert self.rig.machine.produce(batch_of(rows), self.now, key, lives) == Placed(first, len(rows), True, None)
         self.model.header.deduplicated += len(rows)
 
     @rule(picks=PICKS, wild=st.lists(st.integers(-1, 60), max_size=3))

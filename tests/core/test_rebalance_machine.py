@@ -15,7 +15,7 @@ from sluiceway.core.rebalance import steps as machine
 from sluiceway.core.rebalance.steps import AskFor
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
-from sluiceway.model.peers import MoveOut, Shut
+from sluiceway.model.peers import MoveOut, ServeSlots, Shut
 from sluiceway.model.queue import MOVING
 from sluiceway.model.rebalance import Rebalance
 from tests.core.rebalance_world import Coordinator, Partition, World, small_queue, with_state
@@ -26,12 +26,22 @@ PLANS: dict[str, tuple[tuple[str, ...], int, dict[str, float]]] = {
     "move": (("a", "a"), 2, {"a": 0, "b": 1}),
     "spread": (("a", "a", "a"), 4, {"a": 1, "b": 1}),
     "in order": (("a",), 1, {"b": 1}),
+    "grow by key": (("a", "a"), 5, {"a": 1}),
+    "shrink by key": (("a", "a", "a", "a"), 2, {"a": 1}),
+    "move by key": (("a", "a"), 2, {"a": 0, "b": 1}),
+    "spread by key": (("a", "a", "a"), 4, {"a": 1, "b": 1}),
+    "one by key": (("a",), 1, {"b": 1}),
 }
+BY_KEY = [name for name in PLANS if name.endswith("by key")]
 
 
-def filled(backends: tuple[str, ...]) -> World:
+def filled(backends: tuple[str, ...], *, by_key: bool = False) -> World:
     """With some of everything in each partition."""
-    world = World(small_queue(*backends))
+    world = World(small_queue(*backends, by_key=by_key))
+    for slot in range(len(world.record.slots)) if by_key else ():
+        assert world.produce_in_slot("first", slot, world.record)
+        assert world.produce_in_slot("later", slot, world.record, scheduled=True)
+        assert world.produce_in_slot("second", slot, world.record)
     for number in world.partitions:
         for each in range(3):
             world.produce(f"ready {number}.{each}", world.record, number)
@@ -47,7 +57,7 @@ def filled(backends: tuple[str, ...]) -> World:
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_carried_out(name: str, drain: DrainMode) -> None:
     backends, requested, affinities = PLANS[name]
-    world = filled(backends)
+    world = filled(backends, by_key=name in BY_KEY)
     assert world.begin(requested, affinities, drain)
     world.finish(world.elect())
     assert world.rebalance is not None
@@ -61,7 +71,7 @@ def test_the_coordinator_may_die_after_every_action(name: str, drain: DrainMode)
     backends, requested, affinities = PLANS[name]
     alive = 0
     while True:
-        world = filled(backends)
+        world = filled(backends, by_key=name in BY_KEY)
         world.one_at_a_time = True
         world.begin(requested, affinities, drain)
         first = world.elect()
@@ -77,7 +87,7 @@ def test_the_coordinator_may_die_after_every_action(name: str, drain: DrainMode)
     assert alive > 5
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", [name for name in PLANS if name not in BY_KEY])
 def test_a_cancellation_after_every_action_brings_back_what_was(name: str) -> None:
     backends, requested, affinities = PLANS[name]
     cancelled = 0
@@ -184,6 +194,83 @@ def test_a_queue_in_order_stays_in_order() -> None:
     assert len(world.consumed) == made > 43
 
 
+@pytest.mark.parametrize("name", BY_KEY)
+def test_what_is_produced_meanwhile_is_served_after_what_waited(name: str) -> None:
+    """Of each slot, in the order in which it was produced, with a coordinator that dies now and then."""
+    backends, requested, affinities = PLANS[name]
+    world = World(small_queue(*backends, by_key=True))
+    slots = range(len(world.record.slots))
+    made = 0
+
+    def produce() -> None:
+        nonlocal made
+        for slot in slots:
+            made += world.produce_in_slot(f"{made:05}", slot, world.record)
+
+    for _ in range(4):
+        produce()
+    world.begin(requested, affinities, "natural")
+    coordinator = world.elect()
+    for turn in range(2_000):
+        if not world.step(coordinator):
+            break
+        if turn % 7 == 0:
+            coordinator = world.elect()
+        if turn < 60:
+            produce()
+        for number in list(world.partitions):
+            while world.lease(world.record, number):
+                pass
+            if world.partitions[number].leased:
+                world.complete(number)
+    world.check_ended()
+    assert len({*world.record.slots}) == requested
+    world.consume()
+    for slot in slots:
+        mine = [item for item in world.consumed if item.startswith(f"slot {slot}:")]
+        assert mine == sorted(mine)
+        assert len(mine) > 4, "some were produced meanwhile"
+
+
+@pytest.mark.parametrize("name", BY_KEY)
+def test_keys_that_have_begun_to_move_do_not_go_back(name: str) -> None:
+    """Their new homes may have items that come after those of the former ones, and before any to come."""
+    backends, requested, affinities = PLANS[name]
+    world = filled(backends, by_key=True)
+    world.begin(requested, affinities, "natural")
+    coordinator = world.elect()
+    while coordinator.rebalance.step in ("create", "flip"):
+        world.step(coordinator)
+        world.read(coordinator)
+    assert not world.cancel()
+    world.finish(world.elect())
+
+
+def test_a_late_word_serves_no_slot_of_a_later_rebalance() -> None:
+    world = filled(("a", "a"), by_key=True)
+    world.begin(3, {"a": 1}, "natural")
+    coordinator = world.elect()
+    late: list[AskFor] = []
+    while world.step(coordinator):
+        world.consume()
+        asks = machine.asks(coordinator.rebalance, coordinator.record, coordinator.heard)
+        late += [ask for ask in asks if isinstance(ask.request, ServeSlots)]
+    world.check_ended()
+    world.begin(1, {"a": 1}, "natural")
+    world.finish(world.elect())
+    world.begin(3, {"a": 1}, "natural")
+    coordinator = world.elect()
+    while coordinator.rebalance.step != "drain":
+        world.step(coordinator)
+        world.read(coordinator)
+    before = {number: set(there.held) for number, there in world.partitions.items()}
+    assert late
+    for ask in late:
+        world.deliver(ask.request)
+    assert {number: there.held for number, there in world.partitions.items()} == before
+    world.finish(world.elect())
+
+
 def test_a_paused_partition_is_paused_again_when_its_drain_is_cancelled() -> None:
     world = World(small_queue("a", "a"))
     world.record = with_state(world.record, 1, "paused")
@@ -263,7 +350,7 @@ class Rebalances(RuleBasedStateMachine):
     @initialize(name=st.sampled_from(sorted(PLANS)), drain=st.sampled_from(["natural", "copy"]))
     def start(self, name: str, drain: DrainMode) -> None:
         backends, requested, affinities = PLANS[name]
-        self.world = filled(backends)
+        self.world = filled(backends, by_key=name in BY_KEY)
         self.world.begin(requested, affinities, drain)
         self.coordinators.append(self.world.elect())
 
@@ -351,6 +438,13 @@ class Rebalances(RuleBasedStateMachine):
         record = data.draw(st.sampled_from(self.world.records))
         self.made += 1
         self.world.produce_keyed(f"new {self.made}", f"key {key}", record)
+
+    @precondition(lambda self: self.world.record.order)
+    @rule(data=st.data(), scheduled=st.booleans())
+    def produce_in_slot(self, data: st.DataObject, scheduled: bool) -> None:
+        record = data.draw(st.sampled_from(self.world.records))
+        self.made += 1
+        self.world.produce_in_slot(f"new {self.made}", data.draw(st.integers(0, len(record.slots) - 1)), record, scheduled=scheduled)
 
     @rule(data=st.data())
     def lease(self, data: st.DataObject) -> None:

@@ -18,7 +18,7 @@ STORED = Produced(0, 7, 1, False)
 
 def error_of(outcomes: Sequence[Outcome]) -> str:
     rows = batch_from_rows([{"payload": b"x", "key": str(number)} for number in range(len(outcomes))])
-    parts = [Division(number, rows.slice(number, 1), np.array([number])) for number in range(len(outcomes))]
+    parts = [Division(number, rows.slice(number, 1), np.array([number]), ((0, 1),)) for number in range(len(outcomes))]
     with pytest.raises(SluicewayError) as found:
         together(parts, outcomes, Produce(rows, 1_000))
     return found.value.code

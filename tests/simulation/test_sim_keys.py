@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from simulation import bugs_keys
-from simulation.cluster_by_key import ItemKeyWorld, run_by_key
+from simulation.cluster_by_key import run_by_key, world_by_key
 from simulation.planting import Bug
 from simulation.world import EventLog
 from tests.simulation.planted_bugs import found
@@ -22,7 +22,7 @@ SEEDS = 40
 def test_promises_are_kept_whatever_befalls_keys_and_instances() -> None:
     tally: Counter[str] = Counter()
     for seed in range(SEEDS):
-        world = ItemKeyWorld(seed)
+        world = world_by_key(seed)
         world.live()
         for ledger in world.ledgers.values():
             tally.update(ledger.tally)

@@ -29,7 +29,7 @@ from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import Entry, View
-from sluiceway.model.requests import DONE, Selection, Settle
+from sluiceway.model.requests import DONE, Produced, Selection, Settle
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreUnavailableError
 from sluiceway.testing.drive import driven
@@ -151,8 +151,8 @@ async def _dead(service: Service) -> list[dict[str, Any]]:
 
 
 async def _check_keys(service: Service) -> None:
-    assert await produce(service, "q", "k0", key=KEY) == (0, 39, 1, True)
-    assert await produce(service, "q", "k1", "k2", key=GROUP_KEY) == (0, 40, 2, True)
+    assert await produce(service, "q", "k0", key=KEY) == Produced(0, 39, 1, True)
+    assert await produce(service, "q", "k1", "k2", key=GROUP_KEY) == Produced(0, 40, 2, True)
     for key, payload, code in ((KEY, "other", "key_conflict"), (GROUP_KEY._replace(sequence=4), "k1", "stale_sequence")):
         with pytest.raises(SluicewayError) as refusal:
             await produce(service, "q", payload, key=key)

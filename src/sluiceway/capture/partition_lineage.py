@@ -44,7 +44,7 @@ def may_be_cancelled(rebalance: Rebalance) -> bool:
     """Whether the rebalance can still be cancelled."""
     if not rebalance.is_open or rebalance.state in _UNDONE or any(step.partition is not None for step in rebalance.steps):
         return False
-    return not (rebalance.plan.in_order and rebalance.step not in ("create", "flip"))
+    return not ((rebalance.plan.in_order or rebalance.plan.by_key) and rebalance.step not in ("create", "flip"))
 
 
 def heirs(rebalances: Iterable[Rebalance], incarnation: str, number: int) -> tuple[AnnouncedPartition, ...]:

@@ -292,6 +292,7 @@ _OBSTACLES = {
     "retry": "an earlier item's retry",
     "limit": "its limit of leased items",
     "rate": "its rate",
+    "rebalance": "a rebalance",
 }
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sluiceway.client import Rebalance, RebalanceBatch, RebalancePlan
+    from sluiceway.contract.rebalances import Plan
 
 T = TypeVar("T")
 _ID = re.compile(r"[0-9]{15}-\S+")
@@ -127,7 +128,14 @@ def _summary(found: RebalancePlan) -> str:
         f"{found.queue_name}: from {counted(now, 'partition')} to {found.requested_partitions} ({where}): keep {len(plan.keeps)}, "
         f"create {len(plan.creates)}, drain {len(plan.drains)} with {counted(items, 'item')}"
     )
+    if plan.by_key:
+        return text + "; by key: a key that moves is served from its new partition once its old one has nothing left"
     return text + ("; in order: the new partition serves nothing until the old one is gone" if plan.in_order else "")
+
+
+def _order(plan: Plan) -> str:
+    """What a plan keeps in order, in a word."""
+    return "in order" if plan.in_order else "by key" if plan.by_key else ""
 
 
 def _plans_table(several: list[tuple[str, RebalancePlan | SluicewayError]]) -> Rows:
@@ -138,7 +146,7 @@ def _plans_table(several: list[tuple[str, RebalancePlan | SluicewayError]]) -> R
             continue
         plan = found.plan
         items = sum(each.items or 0 for each in found.partitions if each.partition in plan.drains)
-        note = "no changes" if plan.is_empty else "in order" if plan.in_order else ""
+        note = "no changes" if plan.is_empty else _order(plan)
         rows.append((name, f"{len(found.partitions)} to {found.requested_partitions}", len(plan.creates), len(plan.drains), items, note))
     return table(("queue", "partitions", "created", "drained", "items to drain", ""), rows, right=("created", "drained", "items to drain"))
 
@@ -339,7 +347,7 @@ def _facts(found: Rebalance) -> Iterator[tuple[str, object]]:
     )
     yield "creates", ", ".join(made)
     yield from (("drains", _numbers(plan.drains)), ("keeps", _numbers(plan.keeps)), ("reopens", _numbers(plan.reopens)))
-    yield "drain", found.drain + (f", up to {found.rate:,}/s" if found.rate else "") + (", in order" if plan.in_order else "")
+    yield "drain", found.drain + (f", up to {found.rate:,}/s" if found.rate else "") + (", " + _order(plan) if _order(plan) else "")
     yield from (("to drain", found.items or None), ("moved", found.moved or None))
     if progress is not None and found.drain_at is not None:
         yield "left", f"{progress.items_left:,}, of which {progress.leased_left:,} leased, {progress.scheduled_left:,} scheduled"

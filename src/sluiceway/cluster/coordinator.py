@@ -209,7 +209,7 @@ class Coordinator:
             return machine.failed(rebalance, error.detail, now)
         if made.is_empty:
             return machine.nothing_to_do(rebalance, now)
-        if made.in_order:
+        if made.drains_naturally:
             # A rebalance of a batch: its `drain` was meant for the queues where it is possible.
             rebalance = msgspec.structs.replace(rebalance, drain="natural", rate=None)
         return machine.begin(record, rebalance, made, now)
@@ -249,7 +249,8 @@ class Coordinator:
             await asyncio.sleep(DROP_AGAIN / 1000)
 
 
-IN_ORDER = "drain: the queue is ordered, so its consumers must empty the old partition; use natural"
+IN_ORDER = "the queue is ordered, so its consumers must empty the old partition; use natural"
+BY_KEY = "the queue keeps the items of a key together, so its consumers must empty the old partitions; use natural"
 
 
 def begun_detail(change: Change, record: QueueRecord | None) -> dict[str, object]:

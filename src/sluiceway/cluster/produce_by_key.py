@@ -10,21 +10,52 @@ from dataclasses import replace
 
 import numpy as np
 
-from sluiceway.core.partition.key_slots import homes_of_keys
+from sluiceway.core.partition.key_slots import slots_of, slots_of_hashes
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.item_keys import Division, divided
-from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Produce, Produced, ProducedByKey
+from sluiceway.model.item_keys import Division, divided, divided_again
+from sluiceway.model.queue import MOVING, QueueRecord
+from sluiceway.model.requests import CallPart, Produce, Produced, ProducedByKey
+from sluiceway.model.small_batch import digest
 
 Outcome = Produced | BaseException
 
 
+class DividedError(Exception):
+    """The keys of a part are no longer at home in its partition: divide it again. `unknown`: the outcome of an earlier attempt, if that may
+    have stored it."""
+
+    unknown: SluicewayError | None = None
+
+
 def parts_of(record: QueueRecord, request: Produce) -> list[tuple[Division, Produce]]:
-    """The parts of the call, each for one partition. Within it, the rows of a key follow each other."""
+    """The parts of the call, each for one partition, or for none at the moment (MOVING). Within it, the rows of a key follow each other."""
+    homes = slots_of(record)
+    whole = b"" if request.key is None else digest(request.batch)
     return [
-        (each, replace(request, batch=each.rows, partition=each.place, is_part=True))
-        for each in divided(request.batch, homes_of_keys(record))
+        (each, replace(request, batch=each.rows, partition=each.place, part=CallPart(whole, each.slots)))
+        for each in divided(request.batch, lambda keys: slots_of_hashes(keys, len(homes)), homes)
     ]
+
+
+def parts_again(record: QueueRecord, division: Division, part: Produce) -> list[tuple[Division, Produce]]:
+    """The parts into which that one is divided now."""
+    assert part.part is not None
+    return [
+        (each, replace(part, batch=each.rows, partition=each.place, part=CallPart(part.part.digest, each.slots)))
+        for each in divided_again(division, slots_of(record))
+    ]
+
+
+def home_of_part(record: QueueRecord, part: Produce) -> int:
+    """The partition that takes the part; MOVING: some of its keys have no home at the moment. Raises DividedError."""
+    assert part.part is not None
+    slots = slots_of(record)
+    homes = {slots[slot] for slot, _ in part.part.slots}
+    if MOVING in homes:
+        return MOVING
+    if homes != {part.partition}:
+        raise DividedError
+    return homes.pop()
 
 
 def together(parts: Sequence[Division], outcomes: Sequence[Outcome], request: Produce) -> Produced:
@@ -36,14 +67,16 @@ def together(parts: Sequence[Division], outcomes: Sequence[Outcome], request: Pr
     count = request.batch.num_rows
     offsets, partitions = np.empty(count, np.int64), np.empty(count, np.int64)
     for part, stored in zip(parts, done, strict=True):
-        offsets[part.numbers] = np.arange(stored.first_offset, stored.first_offset + len(part.numbers))
-        partitions[part.numbers] = stored.partition
+        runs = stored.runs or (stored[:3],)
+        offsets[part.numbers] = np.concatenate([np.arange(first, first + rows) for _, first, rows in runs])
+        partitions[part.numbers] = np.repeat([partition for partition, _, _ in runs], [rows for *_, rows in runs])
     answer = Produced(int(partitions[0]), int(offsets[0]), count, all(each.deduplicated for each in done))
-    if len(done) == 1 and (np.diff(offsets) == 1).all():
+    together = bool((partitions == answer.partition).all())
+    if together and (np.diff(offsets) == 1).all():
         return answer
     divided = ProducedByKey(*answer)
     divided.offsets = offsets.tolist()
-    if len(done) > 1:
+    if not together:
         divided.partitions = partitions.tolist()
     return divided
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -263,7 +263,7 @@ class Run:
         if self.rebalance.step != "drain" or self._counting is not None or system.steady() - self._counted_at < COUNT_EVERY:
             return
         counts = [look.counts for look in self._heard.looks.values() if look.counts is not None]
-        if any(each.scheduled or (self.rebalance.drain == "copy" and each.ready) for each in counts):
+        if any(each.movable or (self.rebalance.drain == "copy" and each.ready) for each in counts):
             self._counting = asyncio.create_task(self._count_waiting(record, self._heard))
 
     async def _count_waiting(self, record: QueueRecord, heard: StepReplies) -> None:
@@ -347,7 +347,7 @@ class Pace:
 
 
 def _limited(request: MoveOut, limit: int) -> MoveOut:
-    return MoveOut(request.partition, request.target, limit, request.cursor, request.request_timeout, request.scheduled)
+    return replace(request, limit=limit)
 
 
 def _phase(rebalance: Rebalance) -> tuple[object, ...]:

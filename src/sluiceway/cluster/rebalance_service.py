@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.cluster.coordinator import IN_ORDER, Coordinator, begun_detail
+from sluiceway.cluster.coordinator import BY_KEY, IN_ORDER, Coordinator, begun_detail
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.cluster.queue_changes import QueueChanges, Shares
 from sluiceway.cluster.rebalance_records import RebalanceRecords, StaleError, dropping_key, said
@@ -27,7 +27,7 @@ from sluiceway.local.backend_pool import BackendPool
 from sluiceway.local.queue_catalog import Catalog
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
-from sluiceway.model.queue import KEEPING, QueueRecord
+from sluiceway.model.queue import QueueRecord
 from sluiceway.model.rebalance import LeftOut, Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.ports.meta_store import ConflictError, MetaStore
 
@@ -72,10 +72,6 @@ class Rebalancing:
         if record.rebalance is not None:
             detail = f"rebalance {record.rebalance} of queue {record.queue_name!r} is open"
             raise SluicewayError("rebalance_open", detail, "queue_name")
-        if record.keeps_keys_together:
-            field = next(name for name in KEEPING if getattr(record, name))
-            detail = f"queue {record.queue_name!r} has `{field}`, so all items of a key are in one partition; it cannot be rebalanced yet"
-            raise invalid("queue_name", detail)
         made = plan(record, len(record.partitions) if requested is None else requested, self._backends.affinities())
         said_of = msgspec.json.encode((record.incarnation, record.given, record.partitions, made))
         return hashlib.sha256(said_of).hexdigest()[:16], made
@@ -97,8 +93,8 @@ class Rebalancing:
                 raise SluicewayError("plan_changed", f"the current plan for queue {queue_name!r} is {id}, not {plan_id}", "plan_id")
             if made.is_empty:
                 raise SluicewayError("nothing_to_rebalance", f"queue {queue_name!r} already has the requested partitions", "queue_name")
-            if made.in_order and drain == "copy":
-                raise invalid("drain", IN_ORDER.removeprefix("drain: "))
+            if made.drains_naturally and drain == "copy":
+                raise invalid("drain", IN_ORDER if made.in_order else BY_KEY)
             now = system.now()
             asked = _asked(record, requested, drain, rate, by, now)
             begun = machine.begin(record, asked, made, now)

@@ -16,6 +16,7 @@ from sluiceway.adapters import system
 from sluiceway.cluster import produce_by_key
 from sluiceway.cluster.meta_watch import MetaWatch
 from sluiceway.cluster.ownership import Ownership
+from sluiceway.cluster.produce_by_key import Outcome
 from sluiceway.cluster.request_context import REQUEST_ID, note
 from sluiceway.contract.fields import time_field
 from sluiceway.contract.item_answers import ReasonCount, Reasons
@@ -44,7 +45,7 @@ from sluiceway.model.inspection import (
     SearchedPage,
     SearchedQueue,
 )
-from sluiceway.model.item_keys import divided, has_keys
+from sluiceway.model.item_keys import Division, has_keys, sorted_by_key
 from sluiceway.model.peers import (
     Ask,
     Close,
@@ -210,6 +211,9 @@ class Router:
                 return await self._attempt(record, place, request, deadline, payload, repeats)
             except SluicewayError as error:
                 problem = error
+            except produce_by_key.DividedError as error:
+                error.unknown = unknown
+                raise
             if problem.code == "outcome_unknown":
                 unknown = problem
             may_repeat = repeats if problem is unknown else isinstance(problem, _AwayError)
@@ -224,7 +228,7 @@ class Router:
         """As `_at`, once. Raises `_AwayError` if the owner did nothing and another attempt may succeed."""
         while (number := place()) == MOVING:
             if system.now() >= deadline:
-                raise SluicewayError("unavailable", "the queue's idempotency keys are moving to other partitions; try again")
+                raise SluicewayError("unavailable", "keys of the queue are moving to other partitions; try again")
             await self.share(record).changed(deadline - system.now())
         if not await self._is_there(record, number, max(1, deadline - system.now())):
             raise no_partition(self.share(record).record, number)
@@ -262,11 +266,11 @@ class Router:
 
     async def produce(self, record: QueueRecord, request: Produce) -> Produced:
         share = self.share(record)
-        if not share.record.goes_by_keys or request.is_part or request.lives or not has_keys(request.batch):
+        if not share.record.goes_by_keys or request.part is not None or request.lives or not has_keys(request.batch):
             return await self._produce_whole(record, share, request)
         if share.record.keeps_keys_together:
             return await self._produce_by_key(record, share, request)
-        (whole,) = divided(request.batch, lambda _: 0)
+        whole = sorted_by_key(request.batch)
         return produce_by_key.together([whole], [await self._produce_whole(record, share, replace(request, batch=whole.rows))], request)
 
     async def _produce_whole(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
@@ -285,13 +289,34 @@ class Router:
     async def _produce_by_key(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
         """Store the items where their keys are at home."""
         parts = produce_by_key.parts_of(share.record, request)
-        if request.partition is not None and any(part.partition != request.partition for _, part in parts):
+        if request.partition is not None and any(each.place not in (request.partition, MOVING) for each, _ in parts):
             raise invalid(
                 "partition", f"keys of these items belong to other partitions of {record.queue_name!r}, which keeps keys together"
             )
-        asked = [self.owner_of(record, each.place, part, repeats=request.key is not None) for each, part in parts]
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
-        return produce_by_key.together([each for each, _ in parts], outcomes, request)
+        stored = await self._store_parts(record, parts)
+        return produce_by_key.together([each for each, _ in stored], [outcome for _, outcome in stored], request)
+
+    async def _store_parts(self, record: QueueRecord, parts: Sequence[tuple[Division, Produce]]) -> list[tuple[Division, Outcome]]:
+        found = await asyncio.gather(*(self._store_part(record, *each) for each in parts))
+        return [each for those in found for each in those]
+
+    async def _store_part(self, record: QueueRecord, division: Division, part: Produce) -> list[tuple[Division, Outcome]]:
+        """Store the part where its keys are at home at the time, in several pieces if a rebalance divides them."""
+        deadline = system.now() + part.request_timeout
+
+        def home() -> int:
+            return produce_by_key.home_of_part(self.share(record).record, part)
+
+        try:
+            return [(division, await self._at(record, home, part, True, part.key is not None))]
+        except produce_by_key.DividedError as error:
+            pieces = produce_by_key.parts_again(self.share(record).record, division, timed(part, deadline))
+            stored = await self._store_parts(record, pieces)
+            if error.unknown is None:
+                return stored
+            return [(each, error.unknown if isinstance(outcome, SluicewayError) else outcome) for each, outcome in stored]
+        except Exception as error:
+            return [(division, error)]
 
     async def _produce_anywhere(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
         deadline = system.now() + request.request_timeout

@@ -10,8 +10,9 @@ from msgspec import Meta
 
 from sluiceway.contract.fields import Answer, QueueName, Time, about, one_of
 
-KeyObstacle = Literal["lease", "retry", "limit", "rate"]
-"""What blocks a key: an earlier item that is leased, one that was returned and waits for its delay, or `key_concurrency`."""
+KeyObstacle = Literal["lease", "retry", "limit", "rate", "rebalance"]
+"""What blocks a key: an earlier item that is leased, one that was returned and waits for its delay, `key_concurrency`,
+`key_rate`, or a rebalance, until the key's former partition has nothing left."""
 
 
 def _counter(text: str) -> Meta:
@@ -144,7 +145,8 @@ class WaitingKey(Answer, frozen=True, kw_only=True):
         one_of(KeyObstacle),
         about(
             "Why none of its items can be leased now: an earlier one is in a `lease`, or waits for its `retry`; or as many as "
-            "`key_concurrency` allows are leased (`limit`); or `key_rate` is used up (`rate`). Null: the next one can be leased."
+            "`key_concurrency` allows are leased (`limit`); or `key_rate` is used up (`rate`); or items of it, or of keys that moved "
+            "with it, are left in their former partition (`rebalance`). Null: the next one can be leased."
         ),
     ] = None
 

@@ -58,6 +58,13 @@ class Plan(Answer, frozen=True, kw_only=True):
     in_order: Annotated[
         bool, about("The queue stays ordered: one partition replaces the only one, and serves no items before the old one is removed.")
     ] = False
+    by_key: Annotated[
+        bool,
+        about(
+            "The queue keeps the items of a key together: the new partition of a key that moves serves none of them before its former one "
+            "has served all of its own."
+        ),
+    ] = False
 
     @property
     def is_empty(self) -> bool:

@@ -30,6 +30,7 @@ from sluiceway.model.peers import (
     MoveOut,
     NoteKeys,
     Reload,
+    ServeSlots,
     ShareRequest,
     Shut,
     TakeKeys,
@@ -59,10 +60,10 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, inc
         if isinstance(request, Lease) and request.partition is not None:
             _check_here(driver, (request.partition,))
         return await driver.ask(request, payload)
-    if isinstance(request, Shut | GiveKeys | TakeKeys | NoteKeys):
+    if isinstance(request, Shut | GiveKeys | TakeKeys | NoteKeys | ServeSlots):
         _check_here(driver, (request.partition,))
         done = await driver.ask(request)
-        return done.keys if isinstance(request, TakeKeys | NoteKeys) else done
+        return done.keys if isinstance(request, TakeKeys | NoteKeys | ServeSlots) else done
     if isinstance(request, HandOverKeys):
         return await hand_over_keys(driver, request)
     if isinstance(request, MoveOut):

@@ -5,18 +5,21 @@ Not to be confused with idempotency keys, which belong to calls, and lease keys,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.model.requests import Offsets
 from sluiceway.model.small_batch import Rows, SmallBatch
 
+Hashes = npt.NDArray[np.uint64]
 KEY = "key"
 NO_KEY = 0
 """Hash of no key."""
@@ -57,23 +60,63 @@ def key_runs(rows: Rows) -> KeyRuns:
 
 
 class Division(NamedTuple):
-    """The rows of a batch that belong to one place, sorted by key, otherwise in the order in which they came. `numbers`: which of the
-    batch each is."""
+    """The rows of a batch that belong to one place, sorted by slot, then by key, otherwise in the order in which they came. `numbers`:
+    which of the batch each is. `slots`: each slot among them, with the number of its rows."""
 
     place: int
     rows: Rows
     numbers: Offsets
+    slots: tuple[tuple[int, int], ...]
 
 
-def divided(rows: Rows, place_of: Callable[[str], int]) -> list[Division]:
-    """Divide rows by their keys' places. Those without a key go to the place of the first that has one."""
+def divided(rows: Rows, slots_of: Callable[[Hashes], Offsets], places: Sequence[int]) -> list[Division]:
+    """Divide rows by the places of their keys' slots, which `slots_of` finds. Rows without a key go with the first that has one."""
     keys, codes = _coded(rows)
-    places = [None if key is None else place_of(key) for key in keys]
-    first = next(place for place in places if place is not None)
-    of_row = np.array([first if place is None else place for place in places])[codes]
-    order = np.lexsort((codes, of_row))
-    edges = np.flatnonzero(np.diff(of_row[order])) + 1
-    return [Division(int(of_row[those[0]]), _chosen(rows, those), those) for those in np.split(order, edges)]
+    of_key, places_of_keys = _slots_of(keys, slots_of, places)
+    ranks = np.empty(len(keys), np.int64)
+    ranks[np.lexsort((of_key, places_of_keys))] = np.arange(len(keys))
+    order = np.argsort(ranks[codes], kind="stable")
+    of_row, place_of_row = of_key[codes[order]], places_of_keys[codes[order]]
+    edges = [0, *(np.flatnonzero(np.diff(place_of_row)) + 1).tolist(), len(order)]
+    return [
+        Division(int(place_of_row[begin]), _chosen(rows, order[begin:end]), order[begin:end], _runs_of(of_row[begin:end]))
+        for begin, end in pairwise(edges)
+    ]
+
+
+def sorted_by_key(rows: Rows) -> Division:
+    """All rows, as for one place."""
+    return divided(rows, lambda keys: np.zeros(len(keys), np.int64), (0,))[0]
+
+
+def _slots_of(keys: Sequence[str | None], slots_of: Callable[[Hashes], Offsets], places: Sequence[int]) -> tuple[Offsets, Offsets]:
+    """The slot of each key, and its place."""
+    hashes = np.array([NO_KEY if key is None else hash_of(key) for key in keys], np.uint64)
+    slots = slots_of(hashes)
+    slots[hashes == NO_KEY] = slots[np.flatnonzero(hashes != NO_KEY)[0]]
+    return slots, np.array(places)[slots]
+
+
+def divided_again(part: Division, places: Sequence[int]) -> list[Division]:
+    """Divide a part by the places that its slots have now."""
+    of_row = np.repeat([slot for slot, _ in part.slots], [rows for _, rows in part.slots])
+    place_of_row = np.repeat([places[slot] for slot, _ in part.slots], [rows for _, rows in part.slots])
+    return [
+        Division(int(place), _chosen(part.rows, those), part.numbers[those], _runs_of(of_row[those]))
+        for place in np.unique(place_of_row)
+        for those in [np.flatnonzero(place_of_row == place)]
+    ]
+
+
+def rows_of_slots(rows: Rows, slots: Sequence[tuple[int, int]], chosen: Container[int]) -> Rows:
+    """Those of a part's rows that belong to the chosen slots."""
+    return _chosen(rows, np.flatnonzero(np.repeat([slot in chosen for slot, _ in slots], [count for _, count in slots])))
+
+
+def _runs_of(slots: Offsets) -> tuple[tuple[int, int], ...]:
+    """Each slot of sorted rows, with their number."""
+    edges = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
+    return tuple((int(slots[begin]), end - begin) for begin, end in pairwise(edges))
 
 
 def _coded(rows: Rows) -> tuple[list[str | None], Offsets]:

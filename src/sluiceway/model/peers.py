@@ -126,7 +126,10 @@ class Shutted(NamedTuple):
     """Durable admission of a partition, and its ready, leased, scheduled and outgoing (`transferring`) items.
 
     `moving`: outgoing items that go to another partition of the queue. `keys`: idempotency key records that other partitions rely on, to be
-    handed over before it is sealed.
+    handed over before it is sealed. `movable`: scheduled items that need not stay until they are due.
+
+    Where items of a key are kept together, of the slots whose keys another partition takes: `busy` are those of which items are left here,
+    `due` those of them with movable items.
     """
 
     shutting: Shutting
@@ -136,6 +139,9 @@ class Shutted(NamedTuple):
     transferring: int = 0
     moving: int = 0
     keys: int = 0
+    movable: int = 0
+    busy: tuple[int, ...] = ()
+    due: tuple[int, ...] = ()
 
     @property
     def left(self) -> int:
@@ -169,8 +175,8 @@ class KeysGiven(NamedTuple):
 class TakeKeys:
     """Become the home of these slots (of `of`), and durably replace the remembered keys of them by these.
 
-    `keys` None: the partition was their home and stays it, with its own memory. Ignored if the partition has given or taken a higher
-    `cursor`, or has taken this one. Answered by the number of keys given.
+    `keys` None: the partition was their home and stays it, with its own memory. `waits`: hold back items with keys of these slots until
+    ServeSlots. Ignored if the partition has given or taken a higher `cursor`, or has taken this one. Answered by the number of keys given.
     """
 
     partition: int
@@ -178,6 +184,20 @@ class TakeKeys:
     of: int
     cursor: int
     keys: dict[str, bytes] | None
+    request_timeout: Millis
+    waits: bool = False
+
+
+@dataclass(slots=True)
+class ServeSlots:
+    """Serve items with keys of these slots from now on: their former home has none left. Answered by the number of slots.
+
+    Refused with `version_conflict` if the partition has taken keys under a higher `cursor`: it may hold slots back for another reason.
+    """
+
+    partition: int
+    slots: tuple[int, ...]
+    cursor: int
     request_timeout: Millis
 
 
@@ -209,6 +229,8 @@ class MoveOut:
 
     Waits until they have arrived or `request_timeout` is over; a move that has begun continues after that. Answered by Moved. For `cursor`
     see Shut: it prevents a move to a partition that was removed when its rebalance was cancelled.
+
+    `slots`: only scheduled items with keys of these, and, from a partition that is shut, those whose key it has not given away; None: any.
     """
 
     partition: int
@@ -217,6 +239,7 @@ class MoveOut:
     cursor: int
     request_timeout: Millis
     scheduled: bool = False
+    slots: tuple[int, ...] | None = None
 
 
 class Moved(NamedTuple):
@@ -263,6 +286,7 @@ ShareRequest = (
     | TakeKeys
     | HandOverKeys
     | NoteKeys
+    | ServeSlots
     | MoveOut
 )
 """Requests to the partitions of a queue that an instance owns."""

@@ -22,7 +22,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Plan of a rebalance: partitions to create, to drain and remove, and to keep.
 
     `reopens`: draining partitions to use again; only the plan of a cancellation has them. `in_order`: the queue's one partition is replaced
-    by one, which gives out no items before the old one is gone.
+    by one, which gives out no items before the old one is gone. `by_key`: the queue keeps the items of a key together, so a slot's new home
+    serves none of them before the former one has none left.
     """
 
     creates: tuple[NewPartition, ...] = ()
@@ -30,6 +31,12 @@ class Plan(msgspec.Struct, frozen=True):
     keeps: tuple[int, ...] = ()
     reopens: tuple[int, ...] = ()
     in_order: bool = False
+    by_key: bool = False
+
+    @property
+    def drains_naturally(self) -> bool:
+        """Whether what is ready stays where it is until consumers take it: elsewhere it would lie behind what was produced since."""
+        return self.in_order or self.by_key
 
     @property
     def is_empty(self) -> bool:

@@ -68,6 +68,16 @@ class MovedItem(NamedTuple):
     max_lease_size: int = 0
 
 
+class CallPart(NamedTuple):
+    """A part of a call that was divided by its items' keys, with rows sorted by slot. `slots`: each of them, with the number of its rows.
+
+    `digest`: of the rows of the whole call, which a repetition has however it is divided; empty without an idempotency key.
+    """
+
+    digest: bytes
+    slots: tuple[tuple[int, int], ...]
+
+
 @dataclass(slots=True)
 class Produce:
     """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`, and at least one row. It
@@ -77,7 +87,7 @@ class Produce:
     key is one of MOVE_GROUP, which that partition remembers whatever its slots are. A produce without `lives` comes from the owner of its
     key's home, whose intent names that partition (ADR 34): `Produced` with 0 items means that the partition has refused the key for good.
 
-    `is_part`: these are the rows of a call whose keys are at home in that partition (ADR 53), which remembers the idempotency key itself.
+    `part`: these are the rows of a call whose keys are at home in that partition (ADR 53), which remembers the idempotency key itself.
     """
 
     batch: pa.RecordBatch
@@ -85,16 +95,20 @@ class Produce:
     key: ProduceKey | None = None
     partition: int | None = None
     lives: tuple[MovedItem, ...] = ()
-    is_part: bool = False
+    part: CallPart | None = None
 
 
 class Produced(NamedTuple):
-    """The items have the dense offsets `first_offset … first_offset + items - 1` of `partition`."""
+    """The items have the dense offsets `first_offset … first_offset + items - 1` of `partition`.
+
+    `runs`: of a part that was stored in pieces, as (partition, first offset, items) of each, in order.
+    """
 
     partition: int
     first_offset: int
     items: int
     deduplicated: bool
+    runs: tuple[tuple[int, int, int], ...] = ()
 
 
 class ProducedByKey(Produced):

@@ -148,6 +148,7 @@ def _plan(plan: model.Plan) -> answers.Plan:
         keeps=list(plan.keeps),
         reopens=list(plan.reopens),
         in_order=plan.in_order,
+        by_key=plan.by_key,
     )
 
 

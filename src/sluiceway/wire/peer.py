@@ -59,6 +59,7 @@ from sluiceway.model.peers import (
     Polled,
     Reload,
     RemainingItems,
+    ServeSlots,
     ShareKeys,
     ShareReasons,
     Shut,
@@ -90,7 +91,7 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Path of the peers' endpoint, below the URL in an instance's member record."""
-VERSION: Final = 9
+VERSION: Final = 10
 """Version of the protocol. Raise it with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout. Instances of different
 versions refuse each other's messages.
 
@@ -102,6 +103,7 @@ versions refuse each other's messages.
    handed over before that partition is removed. Items can be searched for, made ready before they are due, and moved by id.
 8: items can have a key.
 9: keys can be counted.
+10: the parts of a call that was divided by keys name their slots. A slot's new home serves it once the former one has nothing of it left.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
@@ -145,6 +147,7 @@ KINDS_OF_REQUESTS: Final = {
         Kind(TakeKeys, int),
         Kind(HandOverKeys, int),
         Kind(NoteKeys, int),
+        Kind(ServeSlots, int),
         Kind(MoveOut, Moved),
         Kind(LeaseAnywhere, Leased),
         Kind(Learn, bool),

@@ -45,7 +45,7 @@ class Campaign(command.Campaign):
         parser.add_argument("--seed", type=int)
 
     def order(self, report: Report) -> None:
-        """many keys and consumers, retries, leases that run out, kills of the server: no item overtakes another of its key"""
+        """many keys and consumers, retries, leases that run out, kills of the server, rebalances: no item overtakes another of its key"""
         plan = Plan(self._given.keys, self._given.each, self._given.consumers, kill_every=self._given.kill_every)
         run = OrderRun(plan, self._new_folder("order"), self._given.seed)
         asyncio.run(run.run())
@@ -60,6 +60,8 @@ class Campaign(command.Campaign):
             f"{counts.kills} kills, {counts.retried:,} retried, {counts.released:,} released, {counts.dropped:,} dropped, "
             f"{counts.unknown:,} in doubt, {counts.repeated:,} calls repeated: {len(run.ledger.wrong)} inversions"
         )
+        for line in counts.rebalances:
+            report.figure(f"rebalanced {line}")
 
     def limits(self, report: Report) -> None:
         """a limit and a rate for each of many keys: never exceeded, and used up"""

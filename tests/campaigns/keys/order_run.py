@@ -1,4 +1,5 @@
-"""Order under faults: a million keys, and consumers that complete, retry, release, and stop in the midst; the server is killed."""
+"""Order under faults: a million keys, and consumers that complete, retry, release, and stop in the midst; the server is killed, and the
+queue is rebalanced."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from sluiceway.client import AsyncClient, Retry, SluicewayError
+from sluiceway.client import AsyncClient, Rebalance, Retry, SluicewayError
 from tests.campaigns.keys.key_ledger import KeyLedger, Numbers, Run, bodies, body
 from tests.server.server_process import ServerProcess
 
@@ -32,6 +33,8 @@ class Plan:
     """Of each key."""
     consumers: int = 64
     partitions: int = 4
+    rebalances: tuple[int, ...] = (8, 3)
+    """Numbers of partitions to which the queue is rebalanced, one after the other, while items are produced."""
     producers: int = 8
     per_batch: int = 100
     """Keys of a produced batch."""
@@ -49,6 +52,8 @@ class Counts:
     kills: int = 0
     produced: int = 0
     repeated: int = 0
+    rebalances: list[str] = field(default_factory=list)
+    """What each was, and how long it took."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -73,14 +78,17 @@ class OrderRun:
                 QUEUE, requested_partitions=self.plan.partitions, order="key", max_attempts=None, dead_queue=None, retry_backoff=None
             )
             nemesis = asyncio.create_task(self._kill_again_and_again())
+            rebalances = asyncio.create_task(self._rebalance(client))
             consumers = [asyncio.create_task(self._consume(random.Random(number))) for number in range(self.plan.consumers)]
             try:
                 await asyncio.gather(*(self._produce(number) for number in range(self.plan.producers)))
                 self._produced_all = True
                 await self._drain(client)
+                await rebalances
             finally:
                 self._is_over = True
                 nemesis.cancel()
+                rebalances.cancel()
                 await asyncio.wait(consumers)
                 with contextlib.suppress(asyncio.CancelledError):
                     await nemesis
@@ -123,7 +131,7 @@ class OrderRun:
                         batch_size=BATCH,
                         request_timeout="1s",
                         lease_timeout=f"{LEASE:g}s",
-                        max_partitions=self.plan.partitions,
+                        max_partitions=max((self.plan.partitions, *self.plan.rebalances)),
                         runs=True,
                     )
                 except SluicewayError:
@@ -182,6 +190,34 @@ class OrderRun:
         failed = ids[int(places[failing.first + fails_at])]
         self.counts.retried += (await client.retry(QUEUE, [Retry(failed, retry_after=chance.choice(["0s", "0s", "300ms"]))])).retried
         self.counts.completed += sum(each.completed for each in answers)
+
+    # ---- rebalances -----------------------------------------------------------------------------------------------
+
+    async def _rebalance(self, client: AsyncClient) -> None:
+        """Begin each when another part of the items is produced, and wait for its end."""
+        for number, requested in enumerate(self.plan.rebalances, 1):
+            while self.counts.produced < number * self.plan.keys * self.plan.items // (len(self.plan.rebalances) + 1):  # noqa: ASYNC110 - a count has no event
+                await asyncio.sleep(0.1)
+            began, before = time.monotonic(), self.ledger.delivered
+            found = await self._begun(client, requested)
+            while found.is_open:
+                await asyncio.sleep(0.2)
+                with contextlib.suppress(SluicewayError):
+                    found = await client.get_rebalance(found.id)
+            if found.state != "done":
+                self.counts.problems.append(f"the rebalance to {requested} partitions is {found.state}: {found.problem}")
+            took, meanwhile = time.monotonic() - began, self.ledger.delivered - before
+            self.counts.rebalances.append(f"to {requested} in {took:.1f} s, with {meanwhile:,} deliveries meanwhile")
+
+    async def _begun(self, client: AsyncClient, requested: int) -> Rebalance:
+        """Begin the rebalance once, whatever becomes of calls while the server is killed."""
+        while True:
+            with contextlib.suppress(SluicewayError):
+                newest = (await client.list_rebalances(queue_name=QUEUE, limit=1)).items
+                if newest and newest[0].requested_partitions == requested:
+                    return newest[0]
+                await client.rebalance(QUEUE, requested_partitions=requested)
+            await asyncio.sleep(0.1)
 
     # ---- the end --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Admission: a partition's durable rules of acceptance, whatever its owner knows. Rebalances shut partitions and move key homes.
+"""Admission: a partition's durable rules of acceptance, whatever its owner knows. Rebalances shut partitions and move key homes, and have
+a new home hold back items while the former one has earlier ones of their keys.
 
 All of it is in the partition's header: it is decided under the fence, and no copy may exist elsewhere.
 """
@@ -11,10 +12,11 @@ from typing import Final
 from sluiceway.core.partition.idempotency_keys import KeyMemory
 from sluiceway.core.partition.key_slots import slot, slot_of_name
 from sluiceway.core.partition.segment_log import SegmentLog
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import Shutting
-from sluiceway.model.requests import MOVE_GROUP, ProduceKey
+from sluiceway.model.requests import MOVE_GROUP, CallPart, ProduceKey
 
 SHUTTINGS: Final[tuple[Shutting, ...]] = ("open", "read_only", "sealed")
 """Indexed by the stored number; each further one takes less."""
@@ -36,15 +38,19 @@ class Admission:
         """Whether nothing is ready, leased, scheduled or in transfer."""
         return not self._log.extents and not self._log.dues
 
-    def refuses(self, key: ProduceKey | None) -> bool:
-        """Whether a produce must go elsewhere, or wait.
+    def refuses(self, key: ProduceKey | None, part: CallPart | None = None) -> bool:
+        """Whether a produce must go elsewhere, or wait. A part belongs where its items' keys are, whatever its idempotency key is.
 
         Moved items are accepted until the partition is sealed: items in transit when their rebalance was cancelled must arrive here, since
         no other partition can say whether they have. Even a sealed partition confirms moves that it has taken.
         """
         if key is not None and is_move(key):
             return self._log.header.shut == 2 and not self._keys.has(key)
-        return bool(self._log.header.shut) or (key is not None and bool(self._log.header.closed_slots) and self._is_closed(key))
+        if self._log.header.shut or not self._log.header.closed_slots:
+            return bool(self._log.header.shut)
+        if part is not None:
+            return any(self._is_closed_slot(place) for place, _ in part.slots)
+        return key is not None and self._is_closed(key)
 
     def _is_closed(self, key: ProduceKey) -> bool:
         return self._is_closed_slot(slot(key, self._log.header.slots_of))
@@ -90,16 +96,36 @@ class Admission:
             raise SluicewayError("too_many_items", f"the keys of {len(chosen)} slots are more than {MAX_KEYS_BYTES} bytes")
         return given
 
-    def take_keys(self, slots: Iterable[int], of: int, cursor: int, keys: Mapping[str, bytes] | None) -> None:
-        """Start taking keys of these slots, replacing their records by `keys` (None: keep the records). Does nothing if it has taken that
-        cursor, or has given or taken a higher one."""
+    def take_keys(
+        self, slots: Iterable[int], of: int, cursor: int, keys: Mapping[str, bytes] | None, now: Millis = 0, *, waits: bool = False
+    ) -> None:
+        """Start taking keys of these slots, replacing their records by `keys` (None: keep the records). `waits`: hold their items back.
+        Does nothing if it has taken that cursor, or has given or taken a higher one."""
         header, chosen = self._log.header, frozenset(slots)
         if cursor <= header.taken_cursor or cursor < header.given_cursor:
             return
-        self._set_closed(self._bits(of) & ~_as_bits(chosen), of)
+        closed, taken = self._bits(of), _as_bits(chosen)
+        self._set_closed(closed & ~taken, of)
         header.taken_cursor = cursor
+        if waits:
+            self._hold_back(self._held | taken, now)
         if keys is not None:
-            self._keys.replace(chosen, of, keys)
+            self._keys.replace(chosen, of, keys, had_them=bool(closed & taken))
+
+    def serve_slots(self, slots: Iterable[int], cursor: int, now: Millis) -> None:
+        """Serve items with keys of these slots from now on. Raises `version_conflict`."""
+        if cursor < self._log.header.taken_cursor:
+            raise _outdated(cursor, self._log.header.taken_cursor)
+        self._hold_back(self._held & ~_as_bits(slots), now)
+
+    @property
+    def _held(self) -> int:
+        return int.from_bytes(self._log.header.held_slots, "little")
+
+    def _hold_back(self, bits: int, now: Millis) -> None:
+        self._log.header.held_slots = _as_bytes(bits)
+        self._log.changed = True
+        self._log.hold_back(now)
 
     def note_answers(self, keys: Mapping[str, bytes]) -> None:
         """Record answers of a target of this home's intents. Raises `version_conflict` if another partition has become the home of one:
@@ -122,7 +148,7 @@ class Admission:
         return int.from_bytes(self._log.header.closed_slots, "little")
 
     def _set_closed(self, bits: int, of: int) -> None:
-        self._log.header.closed_slots = bits.to_bytes(-(-bits.bit_length() // 8), "little")
+        self._log.header.closed_slots = _as_bytes(bits)
         self._log.header.slots_of = of
         self._log.changed = True
 
@@ -137,6 +163,10 @@ def _as_bits(slots: Iterable[int]) -> int:
     for each in slots:
         bits |= 1 << each
     return bits
+
+
+def _as_bytes(bits: int) -> bytes:
+    return bits.to_bytes(-(-bits.bit_length() // 8), "little")
 
 
 def _outdated(cursor: int, newest: int) -> SluicewayError:

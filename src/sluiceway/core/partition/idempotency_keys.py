@@ -1,16 +1,21 @@
 """Idempotency-key memory, which makes a produce repeatable: the keys this partition has seen, and its answers.
 
-A partition remembers a key in one of two roles, each in records of its own (ADR 34).
+A partition remembers a key in one of three roles, each in records of its own (ADRs 34 and 53).
 
 * The key's *home* has either the answer, or an *intent*: the partition that is to take the items, the *target*. An intent is durable before
   its target is asked, and only the target knows whether it has the items.
 * The *target* of an intent has the answer, too, or has *refused* the key: then it never takes the items.
+* A partition with a *part* of a call that was divided by its items' keys remembers where the rows of each slot are. A rebalance moves that
+  with the slot, so the next home knows what is stored, however a repetition is divided.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -20,16 +25,32 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_GROUP_KEYS, MAX_KEYS, PLACED_LONGER
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, ProduceKey
 
-PLACED = "t"
-"""Name prefix of the records that a partition keeps as a target; the name at the home follows."""
+Role = Literal["", "t", "p"]
+"""The first letter of the names of a role's records; that at the home follows. Where a slot's records are given to another partition, the
+slot's number is between the two in those of parts, and `/`."""
+HOME: Final = ""
+PLACED: Final = "t"
+PART: Final = "p"
 
 MAX_SURE = 10_000
+
+
+class SlotRows(NamedTuple):
+    """Rows of a divided call that lie together, sorted by slot, from `first_offset` of `partition` on (None: of this one).
+
+    `slots`: packed, each slot with the number of its rows.
+    """
+
+    first_offset: int
+    slots: bytes
+    partition: int | None = None
 
 
 class KeyResult(msgspec.Struct, array_like=True, frozen=True):
     """The first produce under a key: its content and where it went. `partition` None: into this one.
 
-    `first_offset` None: the home's intent of `intended_at`, or (`count` 0) a target's refusal.
+    `first_offset` None: the home's intent of `intended_at`, or (`count` 0) a target's refusal. `parts`: for a part, where its rows are; the
+    digest is that of the whole call.
     """
 
     digest: bytes
@@ -37,6 +58,7 @@ class KeyResult(msgspec.Struct, array_like=True, frozen=True):
     count: int
     partition: int | None = None
     intended_at: Millis = 0
+    parts: tuple[SlotRows, ...] = ()
 
     @property
     def is_intent(self) -> bool:
@@ -84,12 +106,10 @@ class KeyMemory:
             heapq.heappush(self._ends, (record.until, name))
         self._file(name)
 
-    def find(self, key: ProduceKey, *, placed: bool = False) -> KeyResult | None:
-        """Return what is remembered of this key; None if it is new. Raises stale_sequence, too_many_requests, invalid_request.
-
-        `placed`: look in the role of an intent's target.
-        """
-        record = self.records.get(_name(key, placed))
+    def find(self, key: ProduceKey, role: Role = HOME) -> KeyResult | None:
+        """Return what is remembered of this key in that role; None if it is new. Raises stale_sequence, too_many_requests,
+        invalid_request."""
+        record = self.records.get(_name(key, role))
         if record is None:
             if len(self.records) >= MAX_KEYS and _until(key, 1):
                 raise SluicewayError("too_many_requests", f"the partition has its maximum of {MAX_KEYS} idempotency keys; try again later")
@@ -116,14 +136,14 @@ class KeyMemory:
         record = self.records.get(_name(key))
         return record.seen.get(key.key) if record is not None and record.sequence == key.sequence else None
 
-    def remember(self, key: ProduceKey, seen: KeyResult, now: Millis, *, placed: bool = False) -> None:
-        """Record the key's answer or intent. `placed`: in the role of an intent's target."""
-        name = _name(key, placed)
+    def remember(self, key: ProduceKey, seen: KeyResult, now: Millis, role: Role = HOME) -> None:
+        """Record the key's answer or intent in that role."""
+        name = _name(key, role)
         record = self.records.get(name)
         if record is None or record.sequence != key.sequence:
             record = self.records[name] = KeyRecord({}, key.sequence, record.until if record is not None else 0)
         until = _until(key, now)
-        if until and placed:
+        if until and role == PLACED:
             until += PLACED_LONGER
         if until and (record.until == 0 or key.group is not None):
             if record.until == 0:
@@ -131,9 +151,9 @@ class KeyMemory:
             record.until = until
         record.seen[key.key] = seen
         self.touched[name] = None
-        if placed:
+        if role == PLACED:
             self._file(name)
-        else:
+        elif role == HOME:
             self.doubt(key)
 
     def forget_old(self, now: Millis, most: int = 1_000) -> None:
@@ -190,7 +210,7 @@ class KeyMemory:
 
     def digest_as_target(self, key: ProduceKey) -> bytes | None:
         """Digest of the body that this partition, as a target, has taken under the key; None if it has taken no items."""
-        record = self.records.get(_name(key, True))
+        record = self.records.get(_name(key, PLACED))
         seen = record.seen.get(key.key) if record is not None and record.sequence == key.sequence else None
         return seen.digest if seen is not None and seen.count else None
 
@@ -206,19 +226,56 @@ class KeyMemory:
         """The records of these slots' keys, with `partition`, this one's number, filled in for others to read."""
         given: dict[str, bytes] = {}
         for name, record in self.records.items():
-            if _is_of(name, slots, of):
+            if name.startswith(PART):
+                given |= _by_slot(name, record, slots, partition)
+            elif _is_of(name, slots, of):
                 seen = {key: each if each.partition is not None else _in(each, partition) for key, each in record.seen.items()}
                 given[name] = pack(KeyRecord(seen, record.sequence, record.until))
         return given
 
-    def replace(self, slots: Collection[int], of: int, given: Mapping[str, bytes]) -> None:
-        """Replace the records of these slots' keys by the given ones. Windows keep their original end."""
+    def replace(self, slots: Collection[int], of: int, given: Mapping[str, bytes], *, had_them: bool) -> None:
+        """Replace the records of these slots' keys by the given ones. Windows keep their original end. `had_them`: this partition was the
+        home of some of the slots before."""
         for name in [name for name in self.records if _is_of(name, slots, of)]:
             del self.records[name]
             self.touched[name] = None
+        if had_them:
+            self._forget_parts(slots)
         for name, data in given.items():
-            self.load(name, data)
-            self.touched[name] = None
+            if name.startswith(PART):
+                self._add_part(PART + name.partition("/")[2], unpack(data))
+            else:
+                self.load(name, data)
+                self.touched[name] = None
+
+    def _forget_parts(self, slots: Collection[int]) -> None:
+        """Forget what is known of rows of these slots."""
+        for name in [name for name in self.records if name.startswith(PART)]:
+            record = self.records[name]
+            if not any(place[0] in slots for seen in record.seen.values() for place in _split(seen)):
+                continue
+            kept = {key: _with_parts(seen, [each for each in _split(seen) if each[0] not in slots]) for key, seen in record.seen.items()}
+            record.seen = {key: seen for key, seen in kept.items() if seen.parts}
+            if record.seen:
+                self.touched[name] = None
+            else:
+                self._drop(name)
+
+    def _add_part(self, name: str, given: KeyRecord) -> None:
+        """Add what another partition knew of a slot. Of a group, only the keys of its current sequence are remembered."""
+        record = self.records.get(name)
+        if record is not None and record.sequence > given.sequence:
+            return
+        self.touched[name] = None
+        if record is None or record.sequence < given.sequence:
+            record = self.records[name] = KeyRecord({}, given.sequence, given.until)
+        else:
+            record.until = max(record.until, given.until) if record.until and given.until else 0
+        if record.until:
+            heapq.heappush(self._ends, (record.until, name))
+        for key, seen in given.seen.items():
+            mine = record.seen.get(key)
+            record.seen[key] = seen if mine is None else _with_parts(mine, [*_split(mine), *_split(seen)])
 
     def answers_as_target(self, partition: int, room: int) -> dict[str, bytes]:
         """The answers of this `partition` as a target, by the name at the home: as many as fit into `room` bytes, at least one record."""
@@ -265,10 +322,54 @@ def _in(seen: KeyResult, partition: int) -> KeyResult:
 
 
 def _is_of(name: str, slots: Collection[int], of: int) -> bool:
-    """Whether that record belongs to one of these slots. Keys of moves stay with their partition, as do a target's records."""
-    return slot_of_name(name[1:], of) in slots and not name.startswith((f"g{MOVE_GROUP}", PLACED))
+    """Whether that record belongs to one of these slots, by its idempotency key. Keys of moves stay with their partition, as do a target's
+    records."""
+    return not name.startswith((f"g{MOVE_GROUP}", PLACED, PART)) and slot_of_name(name[1:], of) in slots
 
 
-def _name(key: ProduceKey, placed: bool = False) -> str:
-    name = f"k{key.key}" if key.group is None else f"g{key.group}"
-    return PLACED + name if placed else name
+def _name(key: ProduceKey, role: Role = HOME) -> str:
+    return role + (f"k{key.key}" if key.group is None else f"g{key.group}")
+
+
+def slot_of_given(name: str, of: int) -> int:
+    """The slot of a record that was given under that name."""
+    return int(name[1:].partition("/")[0]) if name.startswith(PART) else slot_of_name(name[1:], of)
+
+
+# ---- parts of divided calls --------------------------------------------------------------------------------------------
+
+SlotPlace = tuple[int, int, int, int | None]
+"""A slot, its rows' first offset, their number, and their partition (None: this one)."""
+
+
+def slot_rows(first_offset: int, slots: Iterable[tuple[int, int]]) -> SlotRows:
+    """Rows stored here, from `first_offset` on: of each slot so many."""
+    return SlotRows(first_offset, array("I", chain.from_iterable(slots)).tobytes())
+
+
+def places_of(seen: KeyResult | None) -> dict[int, SlotPlace]:
+    """Where the rows of each slot are, of a part."""
+    return {} if seen is None else {place[0]: place for place in _split(seen)}
+
+
+def _split(seen: KeyResult) -> Iterator[SlotPlace]:
+    for first, packed, partition in seen.parts:
+        numbers = array("I", packed)
+        for slot, rows in zip(numbers[::2], numbers[1::2], strict=True):
+            yield slot, first, rows, partition
+            first += rows
+
+
+def _with_parts(seen: KeyResult, places: Sequence[SlotPlace]) -> KeyResult:
+    parts = tuple(slot_rows(first, [(slot, rows)])._replace(partition=partition) for slot, first, rows, partition in places)
+    return msgspec.structs.replace(seen, count=sum(rows for _, _, rows, _ in places), parts=parts)
+
+
+def _by_slot(name: str, record: KeyRecord, slots: Collection[int], partition: int) -> dict[str, bytes]:
+    """The record of a part for each of these slots that it has rows of, by the name under which it is given."""
+    found: dict[int, dict[str, KeyResult]] = {}
+    for key, seen in record.seen.items():
+        for slot, first, rows, at in _split(seen):
+            if slot in slots:
+                found.setdefault(slot, {})[key] = _with_parts(seen, [(slot, first, rows, partition if at is None else at)])
+    return {f"{PART}{slot}/{name[1:]}": pack(KeyRecord(keys, record.sequence, record.until)) for slot, keys in found.items()}

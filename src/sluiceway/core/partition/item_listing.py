@@ -12,7 +12,8 @@ from pyroaring import BitMap
 
 from sluiceway.contract.item_answers import BrowseState, LeftReason
 from sluiceway.core.partition.partition import Partition
-from sluiceway.core.partition.records import Extent, to_array
+from sluiceway.core.partition.records import to_array
+from sluiceway.core.partition.segment_log import first_offset
 from sluiceway.core.partition.snapshots import Listed
 from sluiceway.model.inspection import Place, Standing
 from sluiceway.model.leased_items import Slice
@@ -92,7 +93,7 @@ def waiting_among(partition: Partition, offsets: Offsets) -> list[Slice]:
     """The waiting items, ready or scheduled, among the (sorted, unique) offsets."""
     found = []
     for offset in offsets.tolist():
-        extent = _ready_extent(partition, offset)
+        extent = partition.log.ready_extent(offset)
         if extent is not None:
             row, at = extent.rows_at(offset - extent.first, 1), np.array([offset], np.int64)
             found.append(Slice(extent.blob.number, row, at, extent.attempts, extent.blob.written_at, extent.blob.columns))
@@ -107,23 +108,9 @@ def why_left(partition: Partition, offset: int) -> LeftReason:
     place = partition.spans.at(offset)
     if place is not None and offset - place[1].first + place[1].base not in place[0].settled:
         return "leased"
-    if _ready_extent(partition, offset) is not None:
+    if partition.log.ready_extent(offset) is not None:
         return "ready"
     return "gone" if 0 <= offset < partition.log.header.next else "unknown"
-
-
-def _ready_extent(partition: Partition, offset: int) -> Extent | None:
-    """The extent of the ready item at that offset; None: there is none."""
-    at = bisect_right(partition.log.ready, offset, key=_first_offset) - 1
-    if at < 0:
-        return None
-    extent = partition.log.ready[at]
-    is_there = extent.count > offset - extent.first >= partition.log.at(extent) and offset - extent.first not in extent.gone
-    return extent if is_there else None
-
-
-def _first_offset(extent: Extent) -> int:
-    return extent.first
 
 
 def _leased(partition: Partition, start: int) -> Iterator[Listed]:
@@ -142,7 +129,7 @@ def _leased(partition: Partition, start: int) -> Iterator[Listed]:
 
 
 def _ready(partition: Partition, start: int) -> Iterator[Listed]:
-    before = max(0, bisect_right(partition.log.ready, start, key=_first_offset) - 1)
+    before = max(0, bisect_right(partition.log.ready, start, key=first_offset) - 1)
     for extent in islice(partition.log.ready, before, None):
         if extent.first + extent.count > start:
             index = to_array(extent.waiting(max(partition.log.at(extent), start - extent.first)))

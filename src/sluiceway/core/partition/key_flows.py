@@ -59,7 +59,12 @@ class KeyRules(NamedTuple):
     blocks: bool = False
 
     def __bool__(self) -> bool:
-        return self.order or self.fair or self.concurrency > 0 or self.interval > 0
+        return self.fair or self.keep_together
+
+    @property
+    def keep_together(self) -> bool:
+        """Whether all items of a key are in one partition."""
+        return self.order or self.concurrency > 0 or self.interval > 0
 
 
 def key_rules(record: QueueSettings) -> KeyRules:
@@ -109,9 +114,8 @@ class KeyFlows:
         self._numbers: dict[int, int] = {}
         """The number of each key's flow, by the key's hash."""
         self._keys = array("Q")
-        self._first = array("q")
+        self._first, self._last = array("q"), array("q")
         """The first segment of each flow, and the last."""
-        self._last = array("q")
         self._waiting = array("q")
         self._flight = array("q")
         """Items that are leased, or hold up their key."""
@@ -132,9 +136,13 @@ class KeyFlows:
         """When a flow that has used up its rate may be served again: (time, key). May name keys that have no flow any more."""
         self._waking: set[int] = set()
         """The keys in `_wakes`, each of which is there once."""
+        self._held: frozenset[int] = frozenset()
+        """Slots of which nothing is served, of `_slots`: see `Header.held_slots`."""
+        self._slots = 1
+        self._served_from: dict[int, Millis] = {}
+        """When slots were held back no longer: a key's former home may have leased its whole burst until then."""
         self._free: list[int] = []
-        self._fresh: deque[int] = deque()
-        self._turn: deque[int] = deque()
+        self._fresh, self._turn = deque[int](), deque[int]()
         self._owed = 0
         """Turns of fresh keys for which the others have had none."""
         self._extents: list[Extent | None] = []
@@ -207,13 +215,13 @@ class KeyFlows:
 
     def hold(self, blob: Blob, rows: BitMap) -> None:
         """Those rows were returned, and in order hold up their keys until their delay is over."""
-        for key, count in zip(*_keys_of(blob, rows), strict=True) if self.rules.order else ():
+        for key, count in zip(*keys_of(blob, rows), strict=True) if self.rules.order else ():
             self._returned[self._number(key)] += count
             self._in_flight(key, count)
 
     def let_go(self, blob: Blob, rows: BitMap) -> None:
         """Those rows do so no longer."""
-        for key, count in zip(*_keys_of(blob, rows), strict=True) if self.rules.order else ():
+        for key, count in zip(*keys_of(blob, rows), strict=True) if self.rules.order else ():
             self._returned[self._number(key)] -= count
             self._in_flight(key, -count)
 
@@ -221,6 +229,34 @@ class KeyFlows:
         number = self._number(key)
         self._flight[number] += count
         self._update(number)
+
+    # ---- slots that come from another partition ---------------------------------------------------------------
+
+    def hold_back(self, slots: frozenset[int], of: int, now: Millis) -> None:
+        """Serve no key of these slots, of `of`, and from `now` on those of all others."""
+        changed, served = self._held ^ slots, self._held - slots
+        self._held, self._slots, self._now = slots, of, max(now, self._now)
+        if self.rules.interval:
+            self._served_from |= dict.fromkeys(served, self._now)
+        for number in self._of_slots(changed):
+            if self.rules.interval and self._keys[number] % of in served:
+                self._full_at[number] = max(self._full_at[number], self._now + self.rules.burst * self.rules.interval)
+            self._update(number)
+
+    def slots_left(self, of: int) -> set[int]:
+        """The slots, of `of`, of which items wait or are in flight."""
+        return set(np.flatnonzero(np.bincount((_view(self._keys)[self._of_keys()] % np.uint64(of)).astype(np.int64))).tolist())
+
+    def _of_slots(self, slots: frozenset[int]) -> list[int]:
+        """The flows of keys of these slots."""
+        chosen = np.zeros(self._slots, np.bool_)
+        chosen[sorted(slots)] = True
+        return np.flatnonzero(chosen[_view(self._keys) % np.uint64(self._slots)] & self._of_keys()).tolist()
+
+    def _of_keys(self) -> npt.NDArray[np.bool_]:
+        """Which flows there are now, apart from that of the items without a key."""
+        there: npt.NDArray[np.bool_] = (_view(self._keys) != NO_KEY) & ((_view(self._waiting) > 0) | (_view(self._flight) > 0))
+        return there
 
     # ---- rates ------------------------------------------------------------------------------------------------
 
@@ -274,7 +310,9 @@ class KeyFlows:
 
     def _remember_rate(self, number: int) -> None:
         if self.rules.interval and self._begun_at is not None:
-            self._full_at[number] = self._past.pop(self._keys[number], self._begun_at + self.rules.burst * self.rules.interval)
+            key = self._keys[number]
+            begun_at = max(self._begun_at, self._served_from.get(key % self._slots, 0))
+            self._full_at[number] = max(self._past.pop(key, 0.0), begun_at + self.rules.burst * self.rules.interval)
 
     def _numbers_of(self, keys: Sequence[int]) -> Offsets:
         """The same of distinct keys."""
@@ -318,7 +356,7 @@ class KeyFlows:
     def _recount(self, number: int) -> None:
         can, flight = self._waiting[number], self._flight[number]
         if self._keys[number] != NO_KEY:
-            if self.rules.order and flight:
+            if (self.rules.order and flight) or (self._held and self._keys[number] % self._slots in self._held):
                 can = 0
             elif self.rules.concurrency:
                 can = max(0, min(can, self.rules.concurrency - flight))
@@ -329,7 +367,7 @@ class KeyFlows:
 
     def _update_all(self, numbers: Sequence[int], are_fresh: npt.NDArray[np.bool_] | None = None) -> None:
         """The same for all of these. `are_fresh`: which of them were at rest."""
-        if len(numbers) < MANY or self.rules.interval:
+        if len(numbers) < MANY or self.rules.interval or self._held:
             for index, number in enumerate(numbers):
                 self._update(number, are_fresh is not None and bool(are_fresh[index]))
             return
@@ -538,7 +576,9 @@ class KeyFlows:
         returned, flight = self._returned[number], self._flight[number]
         blocked_by: KeyObstacle | None = None
         if not self._can[number]:
-            if self.rules.order and flight:
+            if self._held and self._keys[number] and self._keys[number] % self._slots in self._held:
+                blocked_by = "rebalance"
+            elif self.rules.order and flight:
                 blocked_by = "lease" if flight > returned else "retry"
             else:
                 blocked_by = "limit" if self.rules.concurrency and flight >= self.rules.concurrency else "rate"
@@ -869,7 +909,8 @@ def _keys_among(extent: Extent, positions: BitMap) -> KeyCounts:
     return extent.blob.keys.split_sorted(rows)
 
 
-def _keys_of(blob: Blob, rows: BitMap) -> KeyCounts:
+def keys_of(blob: Blob, rows: BitMap) -> KeyCounts:
+    """The keys of those rows."""
     return ([NO_KEY], [len(rows)]) if blob.keys is None else blob.keys.split_sorted(to_array(rows))
 
 

@@ -1,4 +1,5 @@
-"""Homes of idempotency keys: a key hashes to a slot, and each slot has one home partition, which remembers its keys.
+"""Homes of keys: a key hashes to a slot, and each slot has one home partition. That remembers the slot's idempotency keys, and takes the
+items whose keys are of the slot, in a queue that keeps these together.
 
 A queue that was never rebalanced records no slots: partition i of n, in order of number, is the home of keys that hash to i. `slots_of`
 expresses that in slots, so that no key loses its home when the first rebalance begins.
@@ -8,12 +9,15 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from sluiceway.kernel.limits import BURST_KEY
+from sluiceway.model.item_keys import Hashes, hash_of
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import ProduceKey
+from sluiceway.model.requests import Offsets, ProduceKey
 
 SLOTS = 256
 """Minimum number of slots of a queue, so that they divide evenly among more partitions than it began with."""
@@ -31,6 +35,16 @@ def slot_of_name(name: str, slots: int) -> int:
     return zlib.crc32(name.encode()) % slots
 
 
+def slot_of_hash(key: int, slots: int) -> int:
+    """The slot of an item's key, of `slots`, by the key's hash: blobs note only that."""
+    return key % slots
+
+
+def slots_of_hashes(keys: Hashes, slots: int) -> Offsets:
+    """The same of many keys."""
+    return (keys % np.uint64(slots)).astype(np.int64)
+
+
 def home_of(record: QueueRecord, key: ProduceKey) -> int:
     """The partition that remembers the key; MOVING: none at the moment."""
     return home_of_name(record, key.group if key.group is not None else key.key)
@@ -45,14 +59,9 @@ def home_of_name(record: QueueRecord, name: str) -> int:
 
 
 def home_of_key(record: QueueRecord, key: str) -> int:
-    """The partition with the items of that key, in a queue that keeps them together; MOVING: none at the moment."""
-    return homes_of_keys(record)(key)
-
-
-def homes_of_keys(record: QueueRecord) -> Callable[[str], int]:
-    """The same for any number of keys."""
+    """The partition that takes the items of that key, in a queue that keeps them together; MOVING: none at the moment."""
     slots = slots_of(record)
-    return lambda key: slots[zlib.crc32(key.encode()) % len(slots)]
+    return slots[slot_of_hash(hash_of(key), len(slots))]
 
 
 def slots_of(record: QueueRecord) -> tuple[int, ...]:

@@ -11,9 +11,10 @@ way to another queue or partition).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 from pyroaring import BitMap
 
 from sluiceway.contract.item_answers import IgnoredReason
@@ -21,7 +22,7 @@ from sluiceway.core.partition.admission import Admission, is_move
 from sluiceway.core.partition.blob_builder import due_times
 from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.closed_leases import ClosedLeases
-from sluiceway.core.partition.idempotency_keys import KeyMemory, KeyResult
+from sluiceway.core.partition.idempotency_keys import PART, PLACED, KeyMemory, KeyResult, SlotPlace, places_of, slot_rows
 from sluiceway.core.partition.key_flows import KeyRules, Taking, behind_in_flows, keyed_among
 from sluiceway.core.partition.lease_spans import Spans
 from sluiceway.core.partition.partition_policy import Rules
@@ -50,7 +51,8 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
-from sluiceway.model.requests import DONE, RELEASE, Disposition, Failure, MovedItem, Offsets, ProduceKey, Settled
+from sluiceway.model.item_keys import rows_of_slots
+from sluiceway.model.requests import DONE, RELEASE, CallPart, Disposition, Failure, MovedItem, Offsets, ProduceKey, Settled
 from sluiceway.model.small_batch import Rows
 from sluiceway.model.small_batch import digest as digest_of
 
@@ -62,12 +64,13 @@ NOTED_EXPIRIES = 20
 
 
 class Placed(NamedTuple):
-    """Result of a produce. `partition`: the target that has the items; None: the partition that was asked."""
+    """Result of a produce. `partition`: where the items are; None: in the partition that was asked. `runs`: see `Produced`."""
 
     first_offset: int
     items: int
     repeated: bool
     partition: int | None = None
+    runs: tuple[tuple[int | None, int, int], ...] = ()
 
 
 class Intended(NamedTuple):
@@ -164,18 +167,45 @@ class Partition:
         `takes`: whether the partition takes items now. If not, it refuses an unknown key, durably.
         """
         self.keys.forget_old(now)
-        seen = self.keys.find(key, placed=True)
+        seen = self.keys.find(key, PLACED)
         if seen is not None and not seen.count:
             return None
         if seen is None and (not takes or self.log.header.shut):
-            self.keys.remember(key, KeyResult(b"", None, 0), self.log.record_time(now), placed=True)
+            self.keys.remember(key, KeyResult(b"", None, 0), self.log.record_time(now), PLACED)
             return None
         digest = digest_of(batch)
         if seen is not None:
             return self._repeat(key, seen, digest)
         placed = self._store(batch, now, ())
-        self.keys.remember(key, KeyResult(digest, placed.first_offset, placed.items), self.log.header.now, placed=True)
+        self.keys.remember(key, KeyResult(digest, placed.first_offset, placed.items), self.log.header.now, PLACED)
         return placed
+
+    def produce_part(self, batch: Rows, now: Millis, key: ProduceKey | None, part: CallPart) -> Placed:
+        """Store the rows of a part of a divided call: of a repetition, those of slots of which none are known. Raises what `produce`
+        raises."""
+        if key is None:
+            return self._store(batch, now, ())
+        self.keys.forget_old(now)
+        seen = self.keys.find(key, PART)
+        if seen is not None and seen.digest != part.digest:
+            raise SluicewayError("key_conflict", f"idempotency_key: {key.key!r} was used for other items", "idempotency_key")
+        places = places_of(seen)
+        missing = tuple(each for each in part.slots if each[0] not in places)
+        known = batch.num_rows - sum(rows for _, rows in missing)
+        if missing:
+            rows = rows_of_slots(batch, part.slots, {slot for slot, _ in missing}) if known else batch
+            first = self._store(rows, now, ()).first_offset
+            new = KeyResult(part.digest, first, rows.num_rows, parts=(slot_rows(first, missing),))
+            places |= places_of(new)
+            if seen is not None:
+                new = msgspec.structs.replace(seen, count=seen.count + new.count, parts=seen.parts + new.parts)
+            self.keys.remember(key, new, self.log.header.now, PART)
+        if known:
+            self.log.header.deduplicated += known
+            self.log.changed = True
+        runs = _joined(places[slot] for slot, _ in part.slots)
+        partition, first, _ = runs[0]
+        return Placed(first, batch.num_rows, not missing, partition, runs if len(runs) > 1 else ())
 
     def _repeat(self, key: ProduceKey, seen: KeyResult, digest: bytes) -> Placed:
         assert seen.first_offset is not None, "an intent is no answer"
@@ -347,10 +377,10 @@ class Partition:
         yield from found.values()
 
     def _why_ignored(self, offset: int) -> IgnoredReason:
-        """Why an offset is in no live lease. Constant cost in the backlog, since repeated calls are normal traffic."""
+        """Why an offset is in no live lease. Hardly costs more for a large backlog, since repeated calls are normal traffic."""
         if not 0 <= offset < self.log.header.next:
             return "unknown"
-        return self.closed.why_offset(offset) or ("not_leased" if offset >= self.log.header.head else "settled")
+        return self.closed.why_offset(offset) or ("not_leased" if self.log.ready_extent(offset) is not None else "settled")
 
     def _stage(self, lease: LeaseState, positions: BitMap, disposition: Disposition) -> None:
         for other in [staged for staged in lease.staged if staged != disposition]:
@@ -639,6 +669,17 @@ class Partition:
             return blob_bytes(blob) if blob else None
         due = self.log.dues.get(number)
         return due_bytes(due) if due else None
+
+
+def _joined(places: Iterable[SlotPlace]) -> tuple[tuple[int | None, int, int], ...]:
+    """The runs of rows that lie together, in order, as (partition, first offset, rows)."""
+    runs: list[tuple[int | None, int, int]] = []
+    for _, first, rows, partition in places:
+        if runs and runs[-1][0] == partition and runs[-1][1] + runs[-1][2] == first:
+            runs[-1] = partition, runs[-1][1], runs[-1][2] + rows
+        else:
+            runs.append((partition, first, rows))
+    return tuple(runs)
 
 
 def _report(circuit: Circuit, disposition: Disposition, items: int, probe: int) -> None:

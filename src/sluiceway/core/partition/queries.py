@@ -270,6 +270,8 @@ def _turn_by_key(flows: KeyFlows, extent: Extent, offset: int) -> tuple[int, str
         reasons.append(f"its key is at its limit of {flows.rules.concurrency}")
     elif key.blocked_by == "rate":
         reasons.append("its key has used up its rate")
+    elif key.blocked_by == "rebalance":
+        reasons.append("items of its key, or of others that a rebalance moved with it, are left in their former partition")
     of_key = "without a key" if key.key == NO_KEY else "of its key"
     if ahead:
         reasons.append(f"1 item {of_key} is served before it" if ahead == 1 else f"{ahead} items {of_key} are served before it")

@@ -271,7 +271,14 @@ class Header(msgspec.Struct, array_like=True):
     taken_cursor: int = 0
     slots_of: int = 0
     closed_slots: bytes = b""
-    """Bit map (lowest slot first, of `slots_of` slots) of the slots whose idempotency keys another partition takes."""
+    """Bit map (lowest slot first, of `slots_of` slots) of the slots whose keys another partition takes."""
+    held_slots: bytes = b""
+    """Bit map of the slots of which no items are served yet: their former home has items of them."""
+
+
+def slots_in(bits: bytes) -> list[int]:
+    """The slots of one of the header's bit maps."""
+    return np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")).tolist()
 
 
 class BlobRecord(msgspec.Struct, array_like=True):

@@ -6,6 +6,7 @@ Putting items back appends an extent that points at the same blob, so payloads a
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 
@@ -15,7 +16,7 @@ from pyroaring import BitMap
 from sluiceway.core.partition.blob_builder import Forming, runs
 from sluiceway.core.partition.failures import FailureNotes
 from sluiceway.core.partition.key_flows import KeyFlows, KeyRules, Taking
-from sluiceway.core.partition.records import Blob, Due, Extent, Header, LeaseState, Part, from_array, to_array
+from sluiceway.core.partition.records import Blob, Due, Extent, Header, LeaseState, Part, from_array, slots_in, to_array
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_CLOCK_STEP, MIN_SPARSE_BYTES, SPARSE_FACTOR
@@ -72,6 +73,7 @@ class SegmentLog:
         """Serve by these rules from now on. `leases`: the live ones."""
         self.flows = KeyFlows(rules) if rules else None
         if self.flows is not None:
+            self.hold_back(self.header.now)
             # In order of their places, so that each is the last of its flow.
             for extent in sorted(self.ready, key=lambda extent: extent.blob.number + extent.row_at(0)):
                 self.flows.enter_waiting(extent, extent.waiting(self.at(extent)))
@@ -80,6 +82,11 @@ class SegmentLog:
             for due in self.dues.values():
                 if due.is_back:
                     self.flows.hold(due.blob, due.rows)
+
+    def hold_back(self, now: Millis) -> None:
+        """Serve keys of the slots that the header says, and from `now` on those that were held back before."""
+        if self.flows is not None and self.header.slots_of:
+            self.flows.hold_back(frozenset(slots_in(self.header.held_slots)), self.header.slots_of, now)
 
     def touch(self, kind: RecordKind, number: int) -> None:
         """Mark a record as changed: it is written, or deleted if it is gone."""
@@ -302,6 +309,15 @@ class SegmentLog:
             self.advance(self.at(self.ready[0]))
         return taken
 
+    def ready_extent(self, offset: int) -> Extent | None:
+        """The extent of the ready item at that offset; None: there is none."""
+        at = bisect_right(self.ready, offset, key=first_offset) - 1
+        if at < 0:
+            return None
+        extent = self.ready[at]
+        is_there = extent.count > offset - extent.first >= self.at(extent) and offset - extent.first not in extent.gone
+        return extent if is_there else None
+
     # ---- removal ----------------------------------------------------------------------------------------------
 
     def drop(self, offsets: Offsets, now: Millis) -> Offsets:
@@ -432,6 +448,11 @@ class SegmentLog:
                 run.blob.pins -= 1
                 if run.blob.number in self.blobs:
                     self._drop_if_idle(run.blob)
+
+
+def first_offset(extent: Extent) -> int:
+    """By which extents in the line are sorted."""
+    return extent.first
 
 
 def _within(offsets: Offsets, first: int, count: int) -> BitMap:

@@ -6,7 +6,7 @@ In transit, items are in a *transfer*: a lease without deadline that ends when t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 
 import numpy as np
@@ -29,6 +29,7 @@ from sluiceway.core.partition.records import (
     to_array,
 )
 from sluiceway.core.partition.segment_log import SegmentLog
+from sluiceway.core.partition.slot_contents import movable_rows
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.changes import RecordKind
@@ -184,14 +185,16 @@ class TransferTable:
 
     # ---- moves between partitions of the queue ----------------------------------------------------------------
 
-    def move_out(self, limit: int, room: float, target: int, scheduled: bool, now: Millis) -> tuple[int, int]:
+    def move_out(
+        self, limit: int, room: float, target: int, scheduled: bool, now: Millis, slots: frozenset[int] | None = None
+    ) -> tuple[int, int]:
         """Send up to `limit` items to another partition: ready ones, oldest first, or the next scheduled ones, entered in the line for it.
-        Returns (transfer number, items); 0, 0 if there are none.
+        `slots`: of those, only what `movable_rows` says. Returns (transfer number, items); 0, 0 if there are none.
 
         Their blobs hold at most `room` bytes, or are a single one, since some rows may be nearly all of it. At most MAX_PIECES pieces.
         """
         if scheduled:
-            pieces, times = self._take_due(limit, room)
+            pieces, times = self._take_due(limit, room, slots)
         else:
             pieces, times = self._take_oldest(limit, room, now), []
         number, items = self._send(pieces, MOVED, partition_target(target), now)
@@ -219,27 +222,39 @@ class TransferTable:
             self._log.pass_over(extent, at, take)
         return pieces
 
-    def _take_due(self, limit: int, room: float) -> tuple[list[Piece], list[Millis]]:
+    def _take_due(self, limit: int, room: float, slots: frozenset[int] | None) -> tuple[list[Piece], list[Millis]]:
         """Pass up to `limit` scheduled items through the line. Returns the pieces, and the due time of each."""
         pieces: list[Piece] = []
         times: list[Millis] = []
         blobs: set[int] = set()
-        while self._log.due_times and limit and len(pieces) < MAX_PIECES:
-            due = self._log.dues.get(self._log.due_times[0][1])
-            if due is None:
-                heapq.heappop(self._log.due_times)
-                continue
+        for due, movable in self._next_dues(slots):
+            if not limit or len(pieces) == MAX_PIECES:
+                break
             if due.blob.number not in blobs:
                 if pieces and due.blob.nbytes > room:
                     break
                 blobs.add(due.blob.number)
                 room -= due.blob.nbytes
-            rows = due.rows if len(due.rows) <= limit else from_array(to_array(due.rows)[:limit])
+            rows = movable if len(movable) <= limit else from_array(to_array(movable)[:limit])
             part = self._enter_and_leave(due, rows)
             pieces.append((part, BitMap(range(part.count))))
             times.append(due.due_at)
             limit -= part.count
         return pieces, times
+
+    def _next_dues(self, slots: frozenset[int] | None) -> Iterator[tuple[Due, BitMap]]:
+        """The scheduled entries in order of their time, with the rows that may be moved: the caller takes these out before it goes on."""
+        if slots is None:
+            while self._log.due_times:
+                due = self._log.dues.get(self._log.due_times[0][1])
+                if due is None:
+                    heapq.heappop(self._log.due_times)
+                else:
+                    yield due, due.rows
+            return
+        for _, number in sorted(self._log.due_times):
+            if number in self._log.dues and (rows := movable_rows(self._log, self._log.dues[number], slots)):
+                yield self._log.dues[number], rows
 
     def _enter_and_leave(self, due: Due, rows: BitMap) -> Part:
         """Pass those rows of a scheduled entry through the line, which gives them offsets and an extent there."""

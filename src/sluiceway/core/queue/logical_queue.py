@@ -25,7 +25,7 @@ from sluiceway.core.partition.partition_states import Allows, allows
 from sluiceway.core.queue.executor_health import PROBE_EVERY, choose, least_patience, mark_degraded
 from sluiceway.core.queue.executor_index import ExecutorIndex
 from sluiceway.core.queue.lease_scheduler import LeaseScheduler
-from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, not_here
+from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, gone_elsewhere, not_here
 from sluiceway.core.queue.request_split import Work, parts_of
 from sluiceway.core.queue.tickets import Answer, Commit, Effect, Fault, Forward, Grant, Open, Reply, Result, Route, Ticket, TransferEnd
 from sluiceway.kernel.clock import Millis
@@ -427,7 +427,7 @@ class LogicalQueue:
         for ticket in list(self.produces.values()):
             request = ticket.request
             assert isinstance(request, Produce)
-            if request.key is not None and not request.key.is_system and not request.is_part:
+            if request.key is not None and not request.key.is_system and request.part is None:
                 self._distribute_keyed(ticket, request, request.key, now)
                 continue
             number = self._number_for(request)
@@ -440,6 +440,8 @@ class LogicalQueue:
                 executor.put(ticket, request)
             elif self._is_elsewhere(executor, request):
                 self._reply(ticket, not_here(number))
+            elif request.part is not None and (executor is None or executor.gave_away(request)):
+                self._reply(ticket, gone_elsewhere(number))
 
     def _choose_executor(self, nbytes: int, now: Millis) -> PartitionExecutor | None:
         """The executor for an unkeyed produce: the one that took the last, to share its transaction, or the emptiest."""

@@ -20,6 +20,7 @@ from sluiceway.core.partition.partition import Intended, Partition, Placed
 from sluiceway.core.partition.partition_states import Allows, ShownState
 from sluiceway.core.partition.queries import lives_of, open_slices, stats_of
 from sluiceway.core.partition.records import LeaseState, to_array
+from sluiceway.core.partition.slot_contents import slot_contents
 from sluiceway.core.queue.distribution import Candidate, transaction_limit
 from sluiceway.core.queue.request_split import DeletePart, ExtendPart, RunNowPart, SettlePart, Work
 from sluiceway.core.queue.tickets import (
@@ -42,7 +43,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.kernel.limits import BLOB_BYTES, MAX_ITEMS_ARROW, MAX_LEASE_BYTES
 from sluiceway.model.inspection import Deleted, MadeReady
-from sluiceway.model.peers import GiveKeys, KeysGiven, NoteKeys, Shut, Shutted, TakeKeys
+from sluiceway.model.peers import GiveKeys, KeysGiven, NoteKeys, ServeSlots, Shut, Shutted, TakeKeys
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -73,6 +74,11 @@ TRANSFERS_AT_ONCE = 16
 
 REDIRECTED_AT_ONCE = 1_000
 """Transfers redirected in one scheduling cycle."""
+
+
+def gone_elsewhere(partition: int | None) -> SluicewayError:
+    """The error for a part of a call whose keys go from that partition to others."""
+    return SluicewayError("not_here", f"keys of the items move from partition {partition} to others")
 
 
 def not_here(partition: int | None) -> SluicewayError:
@@ -185,8 +191,12 @@ class PartitionExecutor:
             self.takes_work
             and allowed
             and (self.has_room or not request.batch.num_rows)
-            and not self.partition.admission.refuses(request.key)
+            and not self.partition.admission.refuses(request.key, request.part)
         )
+
+    def gave_away(self, request: Produce) -> bool:
+        """Whether keys of that part of a call are at home elsewhere, or will be: the call is to be divided again."""
+        return self.takes_work and (self.recorded == "draining" or self.partition.admission.refuses(request.key, request.part))
 
     @property
     def has_room(self) -> bool:
@@ -447,7 +457,8 @@ class PartitionExecutor:
                 ticket.awaiting -= 1
                 continue
             route = ticket.route
-            if isinstance(work, Produce) and not (route is not None and route.at_target) and partition.admission.refuses(work.key):
+            at_target = route is not None and route.at_target
+            if isinstance(work, Produce) and not at_target and partition.admission.refuses(work.key, work.part):
                 ticket.awaiting -= 1
                 self.refused.append(ticket)
                 continue
@@ -458,8 +469,9 @@ class PartitionExecutor:
 
     def _apply(self, work: Work, now: Millis) -> Answer:
         if isinstance(work, Produce):
-            first, count, repeated, partition = self.partition.produce(work.batch, now, work.key, work.lives)
-            return Produced(self.number if partition is None else partition, first, count, repeated)
+            if work.part is None:
+                return self._produced(self.partition.produce(work.batch, now, work.key, work.lives))
+            return self._produced(self.partition.produce_part(work.batch, now, work.key, work.part))
         if isinstance(work, SettlePart):
             return self._settle(work, now)
         if isinstance(work, Clear):
@@ -490,7 +502,12 @@ class PartitionExecutor:
             return Produced(self.number, 0, 0, False)
         if isinstance(placed, Intended):
             return placed
-        return Produced(self.number if placed.partition is None else placed.partition, placed.first_offset, placed.items, placed.repeated)
+        return self._produced(placed)
+
+    def _produced(self, placed: Placed) -> Produced:
+        first, items, repeated, partition, runs = placed
+        told = tuple((self.number if at is None else at, start, rows) for at, start, rows in runs)
+        return Produced(self.number if partition is None else partition, first, items, repeated, told)
 
     def _rebalance(self, work: Rebalancing, now: Millis) -> Answer:
         partition = self.partition
@@ -500,25 +517,29 @@ class PartitionExecutor:
         if isinstance(work, GiveKeys):
             return KeysGiven(self.number, partition.admission.give_keys(work.slots, work.of, work.cursor, self.number))
         if isinstance(work, TakeKeys):
-            partition.admission.take_keys(work.slots, work.of, work.cursor, work.keys)
+            partition.admission.take_keys(work.slots, work.of, work.cursor, work.keys, now, waits=work.waits)
             return KeysTaken(self.number, len(work.keys or ()))
         if isinstance(work, NoteKeys):
             partition.admission.note_answers(work.keys)
             return KeysTaken(self.number, len(work.keys))
+        if isinstance(work, ServeSlots):
+            partition.admission.serve_slots(work.slots, work.cursor, now)
+            return KeysTaken(self.number, len(work.slots))
         if isinstance(work, ForgetAnswers):
             partition.admission.forget_answers(work.names, work.cursor)
             return KeysTaken(self.number, len(work.names))
         partition.admission.follow_cursor(work.cursor)
         limit = min(work.limit, MAX_ITEMS_ARROW)
-        return TransferBegun(self.number, *partition.transfers.move_out(limit, MAX_LEASE_BYTES, work.target, work.scheduled, now))
+        slots = None if work.slots is None else frozenset(work.slots)
+        return TransferBegun(self.number, *partition.transfers.move_out(limit, MAX_LEASE_BYTES, work.target, work.scheduled, now, slots))
 
     def _shutted(self) -> Shutted:
         stats = stats_of(self.partition, self.number)
         moving = sum(lease.open for lease in self.partition.transfers.by_number.values() if lease.moves_to is not None)
         keys = len(self.partition.keys.placed)
-        return Shutted(
-            self.partition.admission.shutting, stats.ready, stats.total_leased, stats.scheduled, stats.transferring, moving, keys
-        )
+        busy, due, movable = slot_contents(self.partition.log, self.partition.transfers.by_number.values())
+        shutting = self.partition.admission.shutting
+        return Shutted(shutting, stats.ready, stats.total_leased, stats.scheduled, stats.transferring, moving, keys, movable, busy, due)
 
     def _extend(self, part: ExtendPart) -> Extended:
         result = Extended()

@@ -14,7 +14,7 @@ from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes
 from sluiceway.model.inspection import Deleted, DeleteItems, MadeReady, RunNow
 from sluiceway.model.leased_items import Slice
-from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, NoteKeys, Shut, Shutted, TakeKeys
+from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, NoteKeys, ServeSlots, Shut, Shutted, TakeKeys
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -93,7 +93,7 @@ class ForgetAnswers:
     request_timeout: Millis
 
 
-Rebalancing = Shut | GiveKeys | TakeKeys | NoteKeys | ForgetAnswers | MoveOut
+Rebalancing = Shut | GiveKeys | TakeKeys | NoteKeys | ForgetAnswers | ServeSlots | MoveOut
 """Requests of a rebalance to one partition. A MoveOut is answered by TransferBegun: it has begun, not ended."""
 
 Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | RunNow | TakeOut | Compact | Rebalancing
@@ -107,7 +107,7 @@ class Grant(NamedTuple):
 
 
 class KeysTaken(NamedTuple):
-    """The number of key records given to that partition."""
+    """The number of key records given to that partition, or of slots that it serves."""
 
     partition: int
     keys: int

@@ -30,8 +30,9 @@ def plan(record: QueueRecord, requested: int, affinities: Mapping[str, float]) -
     parents = _parents(sorted(drains), len(new))
     first = record.given
     creates = tuple(NewPartition(first + index, backend, parents[index]) for index, backend in enumerate(new))
-    in_order = len(record.partitions) == 1 and len(drains) == 1 and len(creates) == 1
-    return Plan(creates, tuple(sorted(drains)), tuple(sorted(keeps)), in_order=in_order)
+    by_key = record.keeps_keys_together
+    in_order = not by_key and len(record.partitions) == len(drains) == len(creates) == 1
+    return Plan(creates, tuple(sorted(drains)), tuple(sorted(keeps)), in_order=in_order, by_key=by_key)
 
 
 def _parents(drains: Sequence[int], new: int) -> list[tuple[int, ...]]:

@@ -19,6 +19,10 @@ Why no item or key is lost:
   durably, before it can be sealed. It accepts nothing more from intents once it is shut. So a home whose intent names a removed partition
   knows that it had nothing.
 * The homes of slots change in the record after the new homes hold the keys durably and the former ones have closed the slots durably.
+
+Where a queue keeps the items of a key together (`Plan.by_key`), a closed slot takes none of its items either, and the new home holds back
+what it takes until the former one has said that it has none of the slot left. As nothing comes into a closed slot but what its own leases
+put back, that stays so. So of each key, all items in the former home are finished before one in the new home is leased.
 """
 
 from __future__ import annotations
@@ -30,11 +34,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sluiceway.contract.rebalances import PartitionState, RebalanceState, StepKind
-from sluiceway.core.partition.key_slots import slot_of_name, slots_of, spread
+from sluiceway.core.partition.idempotency_keys import slot_of_given
+from sluiceway.core.partition.key_slots import slots_of, spread
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
-from sluiceway.model.peers import GiveKeys, HandOverKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys
+from sluiceway.model.peers import GiveKeys, HandOverKeys, KeysGiven, Moved, MoveOut, ServeSlots, Shut, Shutted, Shutting, TakeKeys
 from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Plan, Rebalance, StepDone
 
@@ -67,7 +72,7 @@ class AskFor(NamedTuple):
     """A request to the partition's owner, to be sent after `delay`."""
 
     partition: int
-    request: Shut | GiveKeys | TakeKeys | HandOverKeys | MoveOut
+    request: Shut | GiveKeys | TakeKeys | HandOverKeys | ServeSlots | MoveOut
     delay: Millis = 0
 
 
@@ -93,6 +98,8 @@ class StepReplies:
     """Items that have arrived at their targets."""
     too_many: bool = False
     """A former home holds more keys than fit into one answer."""
+    served: dict[int, set[int]] = field(default_factory=dict)
+    """Slots that their new homes serve, by home."""
     waiting: dict[int, int] = field(default_factory=dict)
     """Waiting items by partition, as far as known; the coordinator counts them before it moves any."""
 
@@ -105,6 +112,8 @@ class StepReplies:
             self.given[request.partition] = answer
         elif isinstance(request, TakeKeys):
             self.taken.add(request.partition)
+        elif isinstance(request, ServeSlots):
+            self.served.setdefault(request.partition, set()).update(request.slots)
         elif isinstance(request, HandOverKeys):
             self.looks.setdefault(request.partition, DrainStatus()).counts = None
         else:
@@ -121,7 +130,7 @@ class StepReplies:
         before = self.shut.get(request.partition)
         self.shut[request.partition] = answer
         look = self.looks.setdefault(request.partition, DrainStatus())
-        changed = before is None or before != answer
+        changed = before is None or _progress(before) != _progress(answer)
         look.counts = answer
         look.delay = SOON if changed else min(LATE, max(SOON, 2 * look.delay))
         look.move = True
@@ -133,6 +142,11 @@ class StepReplies:
         look.move = False
         if answer.arrived:
             look.delay = 0
+
+
+def _progress(answer: Shutted) -> Shutted:
+    """What must change before more can be done. The items of a partition that is in use change all the time."""
+    return answer if answer.shutting != "open" else Shutted("open", moving=answer.moving, busy=answer.busy, due=answer.due)
 
 
 # ---- start and cancellation ---------------------------------------------------------------------------------------
@@ -183,6 +197,8 @@ def _check_cancellable(rebalance: Rebalance) -> None:
         why = "a partition was already removed"
     elif rebalance.plan.in_order and rebalance.step not in ("create", "flip"):
         why = "the queue is ordered, and its new partition is already in use"
+    elif rebalance.plan.by_key and rebalance.step not in ("create", "flip"):
+        why = "the queue keeps the items of a key together, and keys have already begun to move"
     if why:
         raise SluicewayError("not_cancellable", f"rebalance {rebalance.id}: {why}")
 
@@ -336,22 +352,36 @@ def _keys_for(rebalance: Rebalance, slots: Sequence[int], heard: StepReplies, ta
     mine = {place for place in slots if rebalance.slots[place] == taker}
     found: dict[str, bytes] = {}
     for given in heard.given.values():
-        found |= {name: data for name, data in given.keys.items() if slot_of_name(name[1:], len(rebalance.slots)) in mine}
+        found |= {name: data for name, data in given.keys.items() if slot_of_given(name, len(rebalance.slots)) in mine}
     return found
 
 
 def _drained(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, now: Millis, by: str) -> Change | None:
     left = [each for each in record.partitions if each.partition in rebalance.plan.drains]
+    if not left and not _is_served(rebalance, heard):
+        return None
     sealed = [each for each in left if each.partition in heard.shut and heard.shut[each.partition].shutting == "sealed"]
     if left and not sealed:
         return None
     after = progress(rebalance, heard)
-    if len(sealed) == len(left):
+    if len(sealed) == len(left) and _is_served(rebalance, heard):
         after = msgspec.structs.replace(after, step="finish")
     if not sealed:
         return _step(rebalance, after, record, now, by)
     stay = tuple(each for each in record.partitions if each not in sealed)
     return _step(rebalance, after, msgspec.structs.replace(record, partitions=stay), now, by, removed=sealed)
+
+
+def _is_served(rebalance: Rebalance, heard: StepReplies) -> bool:
+    """Whether the new homes of all slots serve them."""
+    return all({*slots} == heard.served.get(taker, set()) for taker, slots in _by_home(rebalance.slots, _moved(rebalance)).items())
+
+
+def _moved(rebalance: Rebalance) -> list[int]:
+    """The slots of which items are held back, at first."""
+    if not rebalance.plan.by_key:
+        return []
+    return [place for place, (home, final) in enumerate(zip(rebalance.homes, rebalance.slots, strict=True)) if home != final]
 
 
 def progress(rebalance: Rebalance, heard: StepReplies) -> Rebalance:
@@ -375,7 +405,8 @@ def asks(rebalance: Rebalance, record: QueueRecord, heard: StepReplies) -> list[
     if rebalance.step == "keys":
         return _ask_keys(rebalance, record, heard)
     if rebalance.step == "drain":
-        return [_ask_drain(rebalance, record, heard, each) for each in record.partitions if each.partition in plan.drains]
+        drains = [_ask_drain(rebalance, record, heard, each.partition) for each in record.partitions if each.partition in plan.drains]
+        return drains + _ask_slots(rebalance, record, heard)
     return []
 
 
@@ -399,7 +430,10 @@ def _ask_keys(rebalance: Rebalance, record: QueueRecord, heard: StepReplies) -> 
     if give:
         return give
     return [
-        AskFor(taker, TakeKeys(taker, places, of, record.cursor, _keys_for(rebalance, slots, heard, taker), ASK_TIMEOUT))
+        AskFor(
+            taker,
+            TakeKeys(taker, places, of, record.cursor, _keys_for(rebalance, slots, heard, taker), ASK_TIMEOUT, waits=rebalance.plan.by_key),
+        )
         for taker, places in _by_home(rebalance.slots, slots).items()
         if taker not in heard.taken
     ]
@@ -412,22 +446,59 @@ def _by_home(homes: Sequence[int], slots: Sequence[int]) -> dict[int, tuple[int,
     return found
 
 
-def _ask_drain(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, each: PartitionRecord) -> AskFor:
-    """Check whether the partition is empty, and seal it if so; between two checks move items where the mode calls for it."""
-    number, look = each.partition, heard.looks.get(each.partition)
+def _ask_slots(rebalance: Rebalance, record: QueueRecord, heard: StepReplies) -> list[AskFor]:
+    """Have the new homes of slots serve them once the former ones have none of their items, and ask those that stay whether they have."""
+    there = {each.partition for each in record.partitions}
+    drained = {
+        place
+        for place in _moved(rebalance)
+        if rebalance.homes[place] not in there
+        or (rebalance.homes[place] in heard.shut and place not in heard.shut[rebalance.homes[place]].busy)
+    }
+    serve = [
+        AskFor(taker, ServeSlots(taker, tuple(free), record.cursor, ASK_TIMEOUT))
+        for taker, places in _by_home(rebalance.slots, sorted(drained)).items()
+        if (free := [place for place in places if place not in heard.served.get(taker, ())])
+    ]
+    busy = {rebalance.homes[place] for place in _moved(rebalance) if place not in drained} - {*rebalance.plan.drains}
+    asked = {each.partition for each in serve}
+    return serve + [_ask_drain(rebalance, record, heard, number) for number in sorted(busy - asked)]
+
+
+def _ask_drain(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, number: int) -> AskFor:
+    """Check what is left in the partition, and seal it if it is to be removed and nothing is; between two checks move items where the mode
+    calls for it."""
+    look, wanted = heard.looks.get(number), _wanted(rebalance, number)
     if look is None or look.counts is None:
-        return _shutting(number, "sealed", record.cursor)
+        return _shutting(number, wanted, record.cursor)
     counts = look.counts
-    if not counts.left and counts.keys:
+    if wanted == "sealed" and not counts.left and counts.keys:
         # Only these keys still keep it from being sealed.
         return AskFor(number, HandOverKeys(number, record.cursor, ASK_TIMEOUT))
-    copies = rebalance.drain == "copy" and not rebalance.plan.in_order
-    target = _target(record, heard, number)
-    if look.move and target is not None and not counts.moving and (counts.scheduled or (copies and counts.ready)):
-        move = MoveOut(number, target, MOVE_ITEMS, record.cursor, ASK_TIMEOUT, scheduled=bool(counts.scheduled))
+    copies = rebalance.drain == "copy" and not rebalance.plan.drains_naturally
+    move = _move(rebalance, record, heard, number, counts, copies) if look.move and not counts.moving else None
+    if move is not None:
         return AskFor(number, move)
-    many = counts.left > MAX_COUNTED and not copies
-    return _shutting(number, "sealed", record.cursor, LATE if many else look.delay)
+    many = counts.left > MAX_COUNTED and not copies and wanted == "sealed"
+    return _shutting(number, wanted, record.cursor, LATE if many else look.delay)
+
+
+def _wanted(rebalance: Rebalance, number: int) -> Shutting:
+    """What a partition whose items are to leave is to be in the end."""
+    return "sealed" if number in rebalance.plan.drains else "open"
+
+
+def _move(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, number: int, counts: Shutted, copies: bool) -> MoveOut | None:
+    """The next move out of that partition, if there is one. What has a key that moves goes to the key's new home."""
+    target, slots = _target(record, heard, number), None
+    if rebalance.plan.by_key:
+        if counts.due:
+            target = rebalance.slots[counts.due[0]]
+        pairs = enumerate(zip(rebalance.homes, rebalance.slots, strict=True))
+        slots = tuple(place for place, pair in pairs if pair == (number, target))
+    if target is None or not (counts.movable or (copies and counts.ready)):
+        return None
+    return MoveOut(number, target, MOVE_ITEMS, record.cursor, ASK_TIMEOUT, scheduled=bool(counts.movable), slots=slots)
 
 
 def _target(record: QueueRecord, heard: StepReplies, number: int) -> int | None:

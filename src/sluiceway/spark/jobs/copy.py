@@ -86,7 +86,7 @@ def _checked_draining(place: Place, *, begun: bool) -> str:
         of = _whose_dead_queue(client, place.queue)
     finally:
         client.close()
-    if open_one and open_one["plan"]["in_order"]:
+    if open_one and (open_one["plan"]["in_order"] or open_one["plan"].get("by_key")):
         raise invalid(
             "queue", f"{place.queue} keeps its order in this rebalance, and copying would break it; let its consumers empty the partition"
         )
