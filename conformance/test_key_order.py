@@ -74,7 +74,7 @@ def test_C37_what_a_lost_consumer_had_comes_first_and_in_order(api: Api) -> None
 
 
 def test_C38_a_released_item_takes_those_behind_it_along(api: Api) -> None:
-    """And what is in front of it goes on. (API)"""
+    """And what is in front of it goes on. So does a retry that was staged, when the lease is closed. (API)"""
     queue = api.queue(order="key")
     keyed(queue, "a1 a2 a3")
     leased = queue.lease(10, runs=True)
@@ -85,7 +85,12 @@ def test_C38_a_released_item_takes_those_behind_it_along(api: Api) -> None:
     again = queue.lease(10, runs=True)
     assert texts(again) == ["a2", "a3", "a4"]
     queue.ask("queue.release", lease_ids=[again["leases"][0]["lease_id"]])
-    assert texts(queue.lease(10, runs=True)) == ["a2", "a3", "a4"]
+    again = queue.lease(10, runs=True)
+    assert texts(again) == ["a2", "a3", "a4"]
+    outcomes = {"a2": {"outcome": "done"}, "a3": {"outcome": "retry", "retry_after": "0s"}, "a4": {"outcome": "dead"}}
+    queue.ask("queue.settle", items=[{"id": the(again, text)["id"], **outcome} for text, outcome in outcomes.items()])
+    queue.ask("queue.complete", lease_ids=[again["leases"][0]["lease_id"]])
+    assert texts(queue.lease(10, runs=True)) == ["a3", "a4"], "a4 was staged behind what came back"
 
 
 def test_C39_an_item_that_dies_lets_the_next_one_go(api: Api) -> None:

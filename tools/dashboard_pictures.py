@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
+from sluiceway.client import Client
 from tests.e2e.harness import started
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
@@ -39,6 +40,7 @@ def main() -> None:
                 url = next(found[0] for line in server.stdout if (found := re.search(r"http://[0-9.:]+", line)))
                 with started() as browser:
                     pictures(browser, url)
+                    schedules(browser, url)
             finally:
                 server.terminate()
 
@@ -53,7 +55,30 @@ def pictures(browser: Browser, url: str) -> None:
         page = page_of(browser, width, 900, scheme)
         page.goto(url + path)
         page.wait_for_timeout(12_000)
-        Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(IMAGES / f"dashboard-{name}.webp", quality=85, method=6)
+        save(page, name)
+
+
+def schedules(browser: Browser, url: str) -> None:
+    """The list, once a minute has been fired."""
+    with Client(url) as client:
+        for name, cron, zone, fields in (
+            ("close-day", "30 18 * * mon-fri", "Europe/Berlin", {}),
+            ("invoices", "0 6 1 * *", "Europe/Berlin", {"jitter": "10m"}),
+            ("poll-partners", "* * * * *", "UTC", {}),
+            ("report-asia", "0 9 * * mon-fri", "Asia/Tokyo", {}),
+            ("report-us", "0 9 * * mon-fri", "America/New_York", {"paused": True}),
+        ):
+            client.create_schedule(name, cron=cron, timezone=zone, queue_name=QUEUE, item={"job": name}, **fields)
+        while client.get_schedule("poll-partners").last_fired is None:
+            time.sleep(1)
+    page = page_of(browser, 1440, 600, "light")
+    page.goto(f"{url}/ui/schedules")
+    page.wait_for_timeout(2_000)
+    save(page, "schedules")
+
+
+def save(page: Page, name: str) -> None:
+    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(IMAGES / f"dashboard-{name}.webp", quality=85, method=6)
 
 
 def page_of(browser: Browser, width: int, height: int, scheme: str) -> Page:

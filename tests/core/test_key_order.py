@@ -62,6 +62,8 @@ class World:
         self.leases: dict[int, list[str]] = {}
         self.served: list[list[str]] = []
         """The items of each lease that there was."""
+        self.staged: dict[str, Disposition] = {}
+        """What was staged for leased items, but for those that are to be completed."""
 
     def follow(self, keys: KeyRules) -> None:
         self.rig.commit()
@@ -196,8 +198,12 @@ class World:
             [DONE, DONE, RELEASE, Disposition("retry"), Disposition("retry", retry_after=40), Disposition("dead")]
         )
         offsets = {name: offset for offset, name in self.offsets(lease).items()}
-        self.rig.settle([offsets[name] for name in chosen], disposition, self.now)
-        self.settled(number, [name for name in names if name in chosen], disposition)
+        is_staged = disposition != RELEASE and self.random.random() < 0.3
+        self.rig.settle([offsets[name] for name in chosen], disposition, self.now, stage=is_staged)
+        if is_staged:
+            self.staged |= dict.fromkeys(chosen, disposition)
+        else:
+            self.settled(number, [name for name in names if name in chosen], disposition)
 
     def end(self) -> None:
         """A lease is closed or released as a whole."""
@@ -208,7 +214,7 @@ class World:
         lease = self.rig.machine.leases[number]
         if self.random.random() < 0.5:
             self.rig.machine.close_lease(lease, self.now, Settled())
-            self.settled(number, list(self.leases[number]), DONE)
+            self.closed(number)
         else:
             self.rig.machine.release(lease, self.now, Settled())
             self.settled(number, list(self.leases[number]), RELEASE)
@@ -266,10 +272,7 @@ class World:
                 names.remove(name)
         for name in chosen:
             names.remove(name)
-            if disposition.verdict == "dead" and self.keys.blocks and self.things[name].key is not None:
-                self.things[name].attempts += 1
-                self.things[name].state, self.things[name].due_at = "back", HELD
-            elif disposition.verdict in ("done", "dead"):
+            if disposition.verdict == "done" or (disposition.verdict == "dead" and not self.is_held(name)):
                 self.things[name].state = "gone"
             else:
                 self.put_back(name, disposition)
@@ -278,12 +281,29 @@ class World:
             assert number not in self.rig.machine.leases
         self.rig.commit()
 
+    def closed(self, number: int) -> None:
+        """What was staged takes effect. In order, nothing behind the first of its key that comes back is done."""
+        back: set[str] = set()
+        for name in self.leases.pop(number):
+            key, disposition = self.things[name].key, self.staged.get(name, DONE)
+            if key in back:
+                self.put_back(name, RELEASE)
+            elif disposition.verdict == "retry" or (disposition.verdict == "dead" and self.is_held(name)):
+                self.put_back(name, disposition)
+                back |= {key} if key is not None and self.keys.order else set()
+            else:
+                self.things[name].state = "gone"
+        assert number not in self.rig.machine.leases
+        self.rig.commit()
+
     def put_back(self, name: str, disposition: Disposition | None) -> None:
+        self.staged.pop(name, None)
         thing = self.things[name]
         released = disposition is not None and disposition.verdict == "release"
         thing.attempts += not released
-        if self.max_attempts and thing.attempts >= self.max_attempts and not released:
-            thing.state, thing.due_at = ("back", HELD) if self.keys.blocks and thing.key is not None else ("gone", 0)
+        rejected = disposition is not None and disposition.verdict == "dead"
+        if rejected or (self.max_attempts and thing.attempts >= self.max_attempts and not released):
+            thing.state, thing.due_at = ("back", HELD) if self.is_held(name) else ("gone", 0)
             return
         thing.state, thing.due_at = "waiting", 0
         if released:
@@ -294,6 +314,10 @@ class World:
             thing.due_at = self.now + self.backoff.after(thing.attempts, self.now)
         if thing.due_at > self.now:
             thing.state = "back"
+
+    def is_held(self, name: str) -> bool:
+        """Whether it would hold up its key instead of dying."""
+        return self.keys.blocks and self.things[name].key is not None
 
     def waiting(self, key: str | None) -> list[str]:
         those = [(thing.place, name) for name, thing in self.things.items() if thing.key == key and thing.state == "waiting"]
@@ -363,3 +387,27 @@ def test_a_key_that_was_at_rest_is_served_before_one_that_has_had_its_turn(wants
     leases = [rig.machine.lease(want, "c", START + 100, START) for want in wants]
     served = [each.payload for lease in leases if lease is not None for each in rig.served(open_slices(lease))]
     assert served == [b"a0", b"b0"]
+
+
+def test_a_lease_that_is_closed_does_nothing_behind_what_it_puts_back() -> None:
+    """Whatever was staged, and in whichever order."""
+    rig = Rig()
+    rig.follow(Rules(0, keys=ORDER))
+    rig.produce([Row(b"a%d" % number, key="a") for number in range(5)] + [Row(b"b%d" % number, key="b") for number in range(2)], START)
+    rig.commit()
+    lease = rig.machine.lease(100, "c", START + 100, START, runs=True)
+    assert lease is not None
+    first = next(iter(rig.served(open_slices(lease)))).offset
+    rig.settle([first + 4], Disposition("dead"), stage=True)
+    rig.settle([first + 3], Disposition("retry", retry_after=60_000), stage=True)
+    rig.settle([first + 1], Disposition("retry"), stage=True)
+    rig.machine.close_lease(lease, START, Settled())
+    rig.commit()
+    assert rig.machine.log.header.completed == 3
+    for _ in range(2):
+        assert rig.machine.lease_of(lease.number, "c") == "completed", "a repetition is told that its lease was released"
+        rig.reload()
+    again = rig.machine.lease(100, "c", START + 100, START, runs=True)
+    assert again is not None
+    assert [each.payload for each in rig.served(open_slices(again))] == [b"a1", b"a2", b"a3", b"a4"]
+    assert [each.attempts for each in rig.served(open_slices(again))] == [2, 1, 1, 1]

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluiceway.core.partition.held_keys import Holder
 from sluiceway.core.problems.judge import Judge
-from sluiceway.core.problems.observations import BackendSample, FailedQuery, InstanceSample, QueueFacts, QueueSample, Repeat
+from sluiceway.core.problems.observations import BackendSample, FailedQuery, HeldUp, InstanceSample, QueueFacts, QueueSample, Repeat
 from sluiceway.core.problems.thresholds import CLEARS_AFTER, DEAD_SHOWN, INTERVAL, MEMORY
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.problems import Problem, merge
@@ -252,6 +253,85 @@ def test_an_item_that_fails_without_end_in_a_quiet_queue() -> None:
     assert queue.kinds() == ["poison_item"]
 
 
+ORDERED = QueueFacts("orders", incarnation="abc", order=True)
+
+
+def held_up(key: str = "ada", behind: int = 20, attempts: int = 0, **holder: Any) -> HeldUp:
+    return HeldUp(1, Holder(17, 0, hash(key), behind, attempts, **holder), key)
+
+
+def test_a_poison_item_at_the_head_of_its_key() -> None:
+    queue = Queue(ORDERED)
+    steady(queue)
+    began = queue.now
+
+    def second(n: int) -> None:
+        queue.put(5)
+        queue.work(5)
+        queue.put(1)
+        queue.work(1, "retried")
+        queue.work(1)
+        queue.sample = queue.sample._replace(repeats=(Repeat(1, 17, 4 + n, queue.now),), held_up=(held_up(behind=1, attempts=4 + n),))
+
+    queue.run(14, second)
+    problem = assert_named(queue, "key_held_up", began)
+    assert problem.subject == "ada"
+    assert problem.message == "1 item of key ada in orders waits for item abc.1.17, which has failed 17 times"
+    assert problem.page == "/ui/queues/orders/items?id=abc.1.17"
+    # It is the same item: one cause is named once.
+    assert set(queue.seen) == {"key_held_up"}
+    queue.sample = queue.sample._replace(repeats=(), held_up=())
+    assert_clears(queue, "key_held_up", healthy(queue), 0)
+
+
+def test_a_dependency_that_fails_holds_up_no_key_in_particular() -> None:
+    queue = Queue(ORDERED)
+    steady(queue)
+
+    def second(n: int) -> None:
+        queue.put(5)
+        queue.work(5, "retried")
+        if n > 6:
+            repeat = (Repeat(1, 17, 4, queue.now),)
+            queue.sample = queue.sample._replace(repeats=repeat, held_up=(held_up(attempts=4),))
+
+    queue.run(20, second)
+    assert set(queue.seen) == {"failure_rate"}
+
+
+def test_a_single_item_that_fails_holds_up_many() -> None:
+    """Nothing else is done in the queue, so nothing tells that others would be."""
+    queue = Queue(ORDERED)
+    queue.put(11)
+    queue.sample = queue.sample._replace(ready=10, scheduled=1, blocked=10, repeats=(Repeat(1, 17, 4, START),))
+    few, many = held_up(behind=9, attempts=4), held_up(behind=10, attempts=4)
+    queue.sample = queue.sample._replace(held_up=(few,))
+    queue.run(20)
+    assert queue.kinds() == []
+    queue.sample = queue.sample._replace(held_up=(few, many._replace(key="bob")))
+    queue.run(2)
+    (problem,) = queue.judge.problems()
+    assert (problem.kind, problem.subject) == ("key_held_up", "bob")
+
+
+def test_a_key_that_a_lease_or_a_retry_holds_up_for_long() -> None:
+    queue = Queue(ORDERED)
+    queue.put(20)
+    leased = held_up(client_id="slow", leased_at=START - 180_000)
+    queue.sample = queue.sample._replace(blocked=20, leased=1, held_up=(leased,))
+    queue.run(2)
+    (problem,) = queue.judge.problems()
+    assert problem.message.startswith("20 items of key ada in orders wait for item abc.1.17, which consumer slow has leased for 3 min")
+    assert (problem.since, problem.command) == (START - 180_000, "sluiceway search orders --id abc.1.17")
+    queue.sample = queue.sample._replace(held_up=())
+    assert_clears(queue, "key_held_up", lambda n: None, 0)
+    queue.sample = queue.sample._replace(leased=0, scheduled=1, held_up=(held_up("bob", due_at=queue.now + 3_600_000, attempts=1),))
+    queue.run(2)
+    (problem,) = queue.judge.problems()
+    assert "which is retried in 59 min" in problem.message
+    assert problem.command.endswith("--run-now")
+
+
 def test_items_that_die_and_where_they_are() -> None:
     queue = Queue(QueueFacts("orders", dead_queue="orders.dead"))
     steady(queue)
@@ -356,15 +436,31 @@ def test_consumers_are_not_slow_where_the_items_wait_for_their_keys() -> None:
     assert not queue.seen
 
 
-def test_a_consumer_does_not_hoard_what_it_holds_of_keys() -> None:
-    """It holds an item of each key, and others wait for the next ones."""
-    queue = Queue()
+def test_a_consumer_does_not_hoard_what_others_could_not_have() -> None:
+    """It holds long runs of a few keys in order, and others wait."""
+    queue = Queue(QueueFacts("orders", order=True))
     steady(queue)
     queue.put(400)
     queue.take(200, "busy")
-    queue.sample = queue.sample._replace(blocked=queue.sample.ready, waiting=("hungry",))
+    queue.sample = queue.sample._replace(blocked=queue.sample.ready, waiting=("hungry",), held_keys={"busy": 9})
     queue.run(60)
     assert not queue.seen
+
+
+@pytest.mark.parametrize("facts", [QueueFacts("orders", order=True), QueueFacts("orders")], ids=["order", "limits"])
+def test_a_consumer_that_hoards_all_keys(facts: QueueFacts) -> None:
+    """It holds an item of each key, others wait for some, and what is ready is blocked by what it holds."""
+    queue = Queue(facts)
+    steady(queue)
+    began = queue.now
+    queue.put(400)
+    queue.take(200, "greedy")
+    queue.sample = queue.sample._replace(blocked=queue.sample.ready, waiting=("hungry",), held_keys={"greedy": 10} if facts.order else {})
+    queue.run(14)
+    assert assert_named(queue, "consumer_hoarding", began).subject == "greedy"
+    assert set(queue.seen) == {"consumer_hoarding"}
+    queue.sample = queue.sample._replace(blocked=0, held_keys={})
+    assert_clears(queue, "consumer_hoarding", lambda n: None, 0)
 
 
 def test_a_consumer_that_hoards() -> None:

@@ -58,6 +58,17 @@ def fill(server: Child) -> None:
         client.retry("orders", [Retry(item.id, dead=True, reason=EVIL) for item in leased])
         for call in range(20):
             client.produce("orders", [f"order {call}.{number}" for number in range(25)])
+        client.create_schedule(
+            "close-day",
+            cron="30 18 * * mon-fri",
+            queue_name="emails",
+            item=Item({"job": EVIL}, kind="job", headers={"note": EVIL}),
+            timezone="Europe/Berlin",
+            jitter="5m",
+        )
+        client.create_schedule("nightly-report", cron="0 2 * * *", queue_name="orders", item={"job": "report"}, paused=True)
+        for number in range(4):
+            client.create_schedule(f"poll-{number}", cron="*/5 * * * *", queue_name="emails", item="poll")
     with Client(server.url, client_id=EVIL[:60]) as worker:
         worker.lease("orders", batch_size=40, max_partitions=6)
         moved = worker.rebalance("emails", requested_partitions=3)

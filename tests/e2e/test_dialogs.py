@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -132,3 +133,35 @@ def test_the_command_line_is_that_of_the_form_as_it_is(server: Child, reader: Op
         page.evaluate("fetch('/ui/line/queues.create?queue_name=x').then(answer => answer.text())")
         assert page.locator("#cli").inner_text() == "sluiceway queue create second"
         assert client.list_queues().items == []
+
+
+def test_a_schedule_from_its_form_to_its_end(server: Child, reader: Opens, shot: Callable[[Page, str], None]) -> None:
+    """By the forms alone: each change shows by itself."""
+    with Client(server.url) as client:
+        client.create_queue("orders")
+    page = reader(server).open("/ui/schedules")
+    ask(page, "Create a schedule")
+    for label, text in (("Name", "nightly"), ("Queue", "orders"), ("Cron expression", "0 25 * * *"), ("Payload", '{"job": "report"}')):
+        page.locator("#dialog").get_by_label(label, exact=True).fill(text)
+    send(page)
+    is_shown(page, "#dialog [role=alert]", "25 is not between 0 and 23")
+    shot(page, "schedule-form")
+    axe(page)
+    page.locator("#dialog").get_by_label("Cron expression").fill("0 2 * * *")
+    page.wait_for_function("() => document.getElementById('cli').textContent.includes('0 2 * * *')")
+    send(page)
+    is_shown(page, "#dialog [role=status]", "done")
+    page.get_by_role("link", name="Continue").click()
+    page.wait_for_url("**/ui/schedules/nightly")
+    for button, state in (("Pause", "paused"), ("Resume", "active")):
+        ask(page, button)
+        send(page)
+        is_shown(page, "#dialog [role=status]", "done")
+        page.locator("#dialog [data-close]").click()
+        is_shown(page, "#live .state", state)
+    ask(page, "Delete")
+    page.get_by_label("To confirm").fill("nightly")
+    send(page)
+    is_shown(page, "#dialog [role=status]", "done")
+    with Client(server.url) as client:
+        assert client.list_schedules().items == []

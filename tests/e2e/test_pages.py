@@ -34,6 +34,8 @@ PAGES = {
     "rounds": "/ui/rounds",
     "rebalances": "/ui/rebalances",
     "rebalance": "/ui/rebalances/{rebalance}",
+    "schedules": "/ui/schedules",
+    "schedule": "/ui/schedules/close-day",
     "dead": "/ui/dead",
     "tasks": "/ui/captures",
     "task": "/ui/captures/feed",

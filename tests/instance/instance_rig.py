@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
@@ -166,8 +167,10 @@ def payloads(batches: Sequence[pa.RecordBatch]) -> list[str]:
     return [payload.decode() for batch in map(in_columns, batches) for payload in batch.column("payload").to_pylist()]
 
 
-def spec(name: str, partitions: int = 1, *, max_attempts: int = 0, dead_queue: str | None = None) -> QueueSpec:
-    return QueueSpec(name, partitions, max_attempts=max_attempts, dead_queue=dead_queue)
+def spec(
+    name: str, partitions: int = 1, *, max_attempts: int = 0, dead_queue: str | None = None, order: Literal["key"] | None = None
+) -> QueueSpec:
+    return QueueSpec(name, partitions, max_attempts=max_attempts, dead_queue=dead_queue, order=order)
 
 
 def total(service: Service, queue: str) -> int:

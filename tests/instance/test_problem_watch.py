@@ -10,7 +10,7 @@ import pytest
 
 from sluiceway.adapters import system
 from sluiceway.adapters.storage.bucket_requests import META
-from sluiceway.core.problems.thresholds import INTERVAL, STUCK_COMMIT
+from sluiceway.core.problems.thresholds import HELD_UP_AFTER, INTERVAL, STUCK_COMMIT
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.queue_sampling import sample_of
@@ -245,3 +245,68 @@ def test_a_key_sees_what_is_wrong_with_the_queues_that_it_may_read(tmp_path: Pat
         assert (attention["ready"], len(attention["attention"])) == (True, 2)
         text = admin.get("/metrics").text
         assert 'sluiceway_problem{kind="no_consumer",queue="mine",severity="warning"} 1.0' in text
+
+
+def test_a_key_that_a_poison_item_holds_up_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as (service, _):
+            await service.create_queue(spec("q", order="key"))
+            await service.produce("q", Produce(batch_from_rows([{"payload": b"x", "key": "ada"}] * 12), 5_000))
+            for _ in range(4):
+                await settle(service, "q", await lease(service, "q", 1), RETRY)
+            await look(service, 1)
+            (held,) = service.watch.here().found
+            id = f"{service.queues()[0].incarnation}.0.0"
+            assert (held.kind, held.subject) == ("key_held_up", "ada")
+            assert held.message == f"11 items of key ada in q wait for item {id}, which has failed 4 times"
+            await lease(service, "q", 1)
+            told = await service.explain("q", 0, 5)
+            assert told.reason.endswith(f"it waits for the item with the origin {id}, leased by c; failed attempts: 4")
+
+    asyncio.run(scenario())
+
+
+def test_keys_that_storage_does_not_tell_are_held_up_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as (service, _):
+            await service.create_queue(spec("q", order="key"))
+            await service.produce("q", Produce(batch_from_rows([{"payload": b"x", "key": "ada"}] * 12), 5_000))
+            await lease(service, "q", 1)
+            reads = 0
+
+            async def hangs(*_: object) -> None:
+                nonlocal reads
+                reads += 1
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr("sluiceway.instance.problem_watch.keys_of", hangs)
+            monkeypatch.setattr("sluiceway.instance.problem_watch._KEYS_READ_IN", 0.01)
+            await service.watch.look(system.now() + HELD_UP_AFTER + next(AHEAD))
+            await service.watch.look(system.now() + HELD_UP_AFTER + next(AHEAD))
+            held = next(each for each in service.watch.here().found if each.kind == "key_held_up")
+            assert (held.subject, reads) == ("q", 1)
+            assert "11 items of key unknown in q wait for item" in held.message
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("keys", "found"), [(12, [("consumer_hoarding", "c")]), (9, [])])
+def test_a_consumer_that_holds_many_keys_hoards_them(tmp_path: Path, keys: int, found: list[tuple[str, str]]) -> None:
+    """In order, while another waits. It has several items of each."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as (service, _):
+            await service.create_queue(spec("q", order="key"))
+            rows = batch_from_rows([{"payload": b"x", "key": f"k{number % keys}"} for number in range(4 * keys)])
+            await service.produce("q", Produce(rows, 5_000))
+            await service.lease("q", Lease("c", 4 * keys, 0, 60_000, 1, runs=True))
+            await service.produce("q", Produce(rows, 5_000))
+            waiting = asyncio.create_task(service.lease("q", Lease("hungry", 10, 60_000, 60_000, 1)))
+            try:
+                await eventually(lambda: len(service._drivers["q"].queue.lease_scheduler.waiters) == 1)
+                await look(service)
+                assert kinds(service) == found
+            finally:
+                waiting.cancel()
+
+    asyncio.run(scenario())

@@ -141,13 +141,14 @@ PINNED: dict[type[msgspec.Struct], str] = {
     PartitionRecord: "partition backend state parents after",
     RetryBackoff: "first most",
     Header: "next head lease_number due_number now produced deduplicated leased completed retried expired dead released cleared redriven "
-    "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots",
+    "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots held_slots",
     BlobRecord: "rows columns written_at nbytes kept reasons keys",
     ExtentRecord: "count blob row rows attempts expires_at max_lease_size gone",
-    LeaseRecord: "ranges client_id deadline lease_key transfer settled staged dispositions target closed dues target_incarnation failures",
+    LeaseRecord: "ranges client_id deadline lease_key transfer settled staged dispositions target closed dues target_incarnation failures "
+    "is_completed",
     DueRecord: "due_at blob rows attempts expires_at max_lease_size is_back",
     KeyRecord: "seen sequence until",
-    KeyResult: "digest first_offset count partition intended_at",
+    KeyResult: "digest first_offset count partition intended_at parts",
     ApiKey: "key_id name scopes digest created_at expires_at requests_per_second bytes_per_second",
     AuditEntry: "id at actor action queue_name request_id detail",
     Resource: "items parameters strategy era version limits",
@@ -158,7 +159,7 @@ PINNED: dict[type[msgspec.Struct], str] = {
     Claim: "owner grant",
     Rebalance: "id queue_name incarnation requested_partitions plan drain created_at updated_at actor request_id rate state step slots "
     "homes slots_at_once paused done started_at drain_at items moved ended_at after batch problem retries",
-    rebalance.Plan: "creates drains keeps reopens in_order",
+    rebalance.Plan: "creates drains keeps reopens in_order by_key",
     SealedRound: "number trigger participants moved kept sealed_by sealed_at duration moves",
 }
 """The fields of what is stored, in their order."""

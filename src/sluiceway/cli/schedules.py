@@ -129,10 +129,12 @@ def create(
 
 @schedule.command("list")
 @click.option("--queue", "queue_name", shell_complete=queue_names, help="Only schedules of this queue.")
+@click.option("--contains", "name_contains", metavar="TEXT", help="Only schedules whose names have this text, in either case.")
 @connected
-def list_schedules(session: Session, queue_name: str | None) -> None:
+def list_schedules(session: Session, queue_name: str | None, name_contains: str | None) -> None:
     """List the schedules with their next and their latest firing, in UTC."""
-    found = list(all_items(lambda pivot: session.client.list_schedules(queue_name=queue_name, pivot=pivot)))
+    listed = session.client.list_schedules
+    found = list(all_items(lambda pivot: listed(queue_name=queue_name, name_contains=name_contains, pivot=pivot)))
     rows = [
         (
             each.name,

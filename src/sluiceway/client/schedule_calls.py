@@ -37,8 +37,9 @@ def get_schedule(name: str) -> Call[ScheduleInfo]:
     return call("/v1/schedules.get", ScheduleInfo, {"name": name})
 
 
-def list_schedules(queue_name: str | None, pivot: str | None, limit: int | None) -> Call[SchedulePage]:
-    return call("/v1/schedules.list", SchedulePage, given(queue_name=queue_name, pivot=pivot, limit=limit))
+def list_schedules(queue_name: str | None, name_contains: str | None, pivot: str | None, limit: int | None) -> Call[SchedulePage]:
+    fields = given(queue_name=queue_name, name_contains=name_contains, pivot=pivot, limit=limit)
+    return call("/v1/schedules.list", SchedulePage, fields)
 
 
 def pause_schedule(name: str, paused: bool) -> Call[ScheduleInfo]:

@@ -12,6 +12,7 @@ Kind = Literal[
     "failure_rate",
     "circuit_open",
     "poison_item",
+    "key_held_up",
     "backlog_age",
     "dead_letters",
     "queue_paused",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
@@ -12,7 +13,7 @@ from sluiceway.adapters.storage.bucket_requests import META, BucketRequests
 from sluiceway.cluster.instance_view import Instances
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.core.problems.judge import Judge
-from sluiceway.core.problems.observations import BackendSample, InstanceSample
+from sluiceway.core.problems.observations import BackendSample, HeldUp, InstanceSample
 from sluiceway.core.problems.thresholds import INTERVAL
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -20,6 +21,7 @@ from sluiceway.kernel.limits import MAX_PROBLEMS
 from sluiceway.local.backend_pool import BackendInfo
 from sluiceway.local.clock_watch import ClockWatch
 from sluiceway.local.disk_room import DiskRoom
+from sluiceway.local.queries import keys_of
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.local.queue_sampling import facts_of, sample_of
 from sluiceway.model.peers import ListProblems
@@ -33,6 +35,8 @@ _PATIENCE: Final[Millis] = 3_000
 """Timeout for the answer of another instance: a page that shows what is wrong must not wait for what is wrong."""
 _QUEUES_AT_ONCE: Final = 20
 """Queues sampled before the event loop gets to serve other tasks: a millisecond or two."""
+_KEYS_READ_IN: Final = 1.0
+"""Seconds for which a look waits for the texts of keys that are held up: it must not hang with the storage."""
 _FIRST: Final = 0.5
 """Seconds until the first sample, so that a start is not slowed down."""
 
@@ -61,6 +65,8 @@ class ProblemWatch:
         self._judge = Judge()
         self._counted: dict[str, tuple[int, int]] = {}
         """Requests to each bucket as of the last look, and how many of them it throttled."""
+        self._key_texts: dict[tuple[str, int], str] = {}
+        """The keys that were held up at the last look, by incarnation and hash."""
         self._watched = False
         self._task: asyncio.Task[None] | None = None
 
@@ -89,6 +95,7 @@ class ProblemWatch:
         dead_queues = frozenset(record.dead_queue for record in self._source.queues() if record.dead_queue is not None)
         slowest: dict[str, tuple[Millis, str]] = {}
         there = []
+        key_texts: dict[tuple[str, int], str] = {}
         for number, driver in enumerate(list(self._drivers.values()), 1):
             if number % _QUEUES_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -97,12 +104,29 @@ class ProblemWatch:
                 continue
             sample, by_backend = sample_of(driver, now)
             there.append(driver.record.incarnation)
+            if sample.held_up:
+                sample = sample._replace(held_up=await self._named(driver, sample.held_up, key_texts))
             self._judge.see_queue(driver.record.incarnation, facts_of(driver, dead_queues), sample)
             for backend, took in by_backend.items():
                 slowest[backend] = max(slowest.get(backend, (0, "")), (took, driver.record.queue_name))
         self._judge.keep(there)
+        self._key_texts = key_texts
         self._judge.see_instance(self._sample(now, slowest))
         self._watched = True
+
+    async def _named(self, driver: QueueDriver, held_up: Sequence[HeldUp], texts: dict[tuple[str, int], str]) -> tuple[HeldUp, ...]:
+        """The same with the keys' texts, which are read once each, and noted in `texts`. Empty where they cannot be read in time."""
+        incarnation = driver.record.incarnation
+        known = {each.holder.key: self._key_texts.get((incarnation, each.holder.key)) for each in held_up}
+        unknown = [(each.partition, each.holder) for each in held_up if known[each.holder.key] is None]
+        found: Mapping[int, str] = {}
+        if unknown:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KEYS_READ_IN):
+                    found = await keys_of(driver, unknown)
+        named = tuple(each._replace(key=known[each.holder.key] or found.get(each.holder.key, "")) for each in held_up)
+        texts.update({(incarnation, each.holder.key): each.key for each in named})
+        return named
 
     def _sample(self, now: Millis, slowest: Mapping[str, tuple[Millis, str]]) -> InstanceSample:
         source = self._source

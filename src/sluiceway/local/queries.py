@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from sluiceway.adapters import system
 from sluiceway.contract.item_answers import failures_before_death
 from sluiceway.contract.queue_stats import LogicalQueueStats
-from sluiceway.core.partition import item_listing, queries
+from sluiceway.core.partition import held_keys, item_listing, queries
 from sluiceway.core.queue.handler_times import percentile
 from sluiceway.core.queue.key_ranking import busiest, oldest, together
 from sluiceway.core.queue.partition_executor import ExecutorState
+from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.ids import LeaseId
+from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_REASONS
 from sluiceway.local.answer_budget import first_rows, fitting
 from sluiceway.local.queue_driver import QueueDriver
@@ -126,11 +128,19 @@ def _explain(driver: QueueDriver, request: Explain) -> Explanation:
     found = queries.explain(executor.partition, request.offset)
     if found.state == "ready":
         found.reason += "".join(f"; {why}" for why in _held_up(driver.record, executor.number))
+        if (holder := held_keys.holder_before(executor.partition, request.offset)) is not None:
+            id = ItemId(driver.record.incarnation, executor.number, holder.origin)
+            found.reason += f"; it waits for the item with the origin {id}, {_whereabouts(holder)}"
         if driver.queue.circuit is not None and driver.queue.circuit.state != "closed":
             found.reason += "; the queue's circuit breaker is open: too many items fail, and only probes are leased"
     if executor.degraded:
         found.reason += f"; its partition is slow: a commit takes {executor.slowness(system.now()):.0f} ms"
     return found
+
+
+def _whereabouts(holder: held_keys.Holder) -> str:
+    where = f"to be retried at {format_time(holder.due_at)}" if holder.due_at else f"leased by {holder.client_id}"
+    return where + (f"; failed attempts: {holder.attempts}" if holder.attempts else "")
 
 
 def _held_up(record: QueueRecord, number: int) -> Iterator[str]:
@@ -203,6 +213,17 @@ async def keys(driver: QueueDriver, limit: int) -> ShareKeys:
     texts = await _texts(driver, {each: rows[each] for each in chosen if each != NO_KEY})
     answer.keys = [each._replace(text=texts.get(hashed)) for hashed, each in chosen.items() if hashed in texts or hashed == NO_KEY]
     return answer
+
+
+async def keys_of(driver: QueueDriver, holders: Iterable[tuple[int, held_keys.Holder]]) -> dict[int, str]:
+    """The keys of these items by their hashes, where they can be read. Each comes with the number of its partition."""
+    rows: dict[int, tuple[int, Slice]] = {}
+    for number, holder in holders:
+        blob = driver.executor(number).partition.log.blobs.get(holder.blob)
+        if blob is not None:
+            row, offset = np.array([holder.origin - holder.blob]), np.array([holder.origin])
+            rows[holder.key] = number, Slice(holder.blob, row, offset, holder.attempts, blob.written_at, blob.columns)
+    return await _texts(driver, rows)
 
 
 async def _texts(driver: QueueDriver, rows: Mapping[int, tuple[int, Slice]]) -> dict[int, str]:

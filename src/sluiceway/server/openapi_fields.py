@@ -256,6 +256,7 @@ _SCHEDULES: Final = {
     "CreateScheduleCall.jitter": "Each firing is delayed by a part of this, up to `1d` and never to the next time.",
     "CreateScheduleCall.catch_up": "Which missed times are fired later: the `last`, none (`skip`), or `all`, up to 1,000.",
     "ListSchedulesCall.queue_name": "Only schedules of this queue; null: of all that the key may read.",
+    "ListSchedulesCall.name_contains": "Only schedules whose names have this text, in either case; null: all.",
     "NextTimesCall.count": "Number of times.",
     "NextTimesCall.after": "The times after this one; null: after now.",
 }

@@ -28,12 +28,14 @@ _ENOUGH = 0.9
 
 
 class Admission:
-    """Takes leases for `consumer`. `most_bytes`: approximate payload bytes of one `take`; None: unlimited."""
+    """Takes leases for `consumer`. `most_bytes`: approximate payload bytes of one `take`; None: unlimited. `runs`: number of leases, at
+    least, for which several items of a key are asked for; 0: they are not."""
 
-    def __init__(self, client: Client, consumer: str, most_bytes: int | None) -> None:
+    def __init__(self, client: Client, consumer: str, most_bytes: int | None, runs: int = 0) -> None:
         self._client = client
         self._consumer = consumer
         self._most_bytes = most_bytes
+        self._runs = runs
 
     def take(
         self,
@@ -56,6 +58,10 @@ class Admission:
         where: dict[str, object] = {"max_partitions": MAX_PARTITIONS} if partition is None else {"partition": partition}
         if tails is not None:
             where["before_offsets"] = tails
+        if self._runs:
+            where["runs"] = True
+        # A lease with runs is not divided among tasks.
+        largest = max(1, most // self._runs) if self._runs else most
         average = self._average_next(queue, partition) if self._most_bytes is not None and most > 0 else 0.0
         while items < most:
             answer = self._client.call(
@@ -64,7 +70,7 @@ class Admission:
                     "queue_name": queue,
                     "client_id": self._consumer,
                     "lease_key": f"{key}/{calls}",
-                    "batch_size": min(MAX_ITEMS_ARROW, most - items, self._fitting(nbytes, average)),
+                    "batch_size": min(MAX_ITEMS_ARROW, most - items, largest, self._fitting(nbytes, average)),
                     **where,
                     "lease_timeout": format_duration(lease_timeout),
                     "request_timeout": format_duration(0 if calls else wait),

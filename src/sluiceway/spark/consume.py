@@ -37,7 +37,8 @@ def take(options: SourceOptions) -> tuple[HeldLease, ...]:
         # Items that arrive meanwhile are left for another read, which might otherwise never end.
         there = sum(each["ready"] + each["total_leased"] for logical in stats["logical_queues"] for each in logical["partitions"])
         most = min(there, options.max_items_per_trigger)
-        return tuple(Admission(client, options.consumer, None).take(queue, _KEY, most, options.hold_for, 0))
+        admission = Admission(client, options.consumer, None, options.min_partitions if options.runs else 0)
+        return tuple(admission.take(queue, _KEY, most, options.hold_for, 0))
     finally:
         client.close()
 
@@ -62,7 +63,8 @@ class ConsumeReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks. Spark replaces an empty list by one partition of its own."""
-        return [Task(slices) for slices in Offset("").following(self._leases, self._options.min_partitions).tasks()]
+        offset = Offset("").following(self._leases, self._options.min_partitions, self._options.runs)
+        return [Task(slices) for slices in offset.tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's items, and hold them for `hold_for` from then on. Raises `lease_not_found`."""

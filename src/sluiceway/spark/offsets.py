@@ -34,34 +34,40 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """One micro-batch. `nonce` distinguishes two checkpoints of one consumer; `sequence` counts a checkpoint's batches from 1."""
+    """One micro-batch. `nonce` distinguishes two checkpoints of one consumer; `sequence` counts a checkpoint's batches from 1.
+
+    With `runs` no lease is divided among tasks: its items of a key have to be handled in order.
+    """
 
     nonce: str
     sequence: int = 0
     leases: tuple[HeldLease, ...] = ()
     rows_per_task: int = MAX_ITEMS_ARROW
+    runs: bool = False
 
     @classmethod
     def parse(cls, offset: dict[str, object]) -> Offset:
         named = json.loads(str(offset["leases"]))
         by_queue = named if isinstance(named, dict) else {"": named}
         leases = tuple(HeldLease(lease_id, count, queue) for queue, some in by_queue.items() for lease_id, count in some)
-        return cls(str(offset["nonce"]), int(str(offset["sequence"])), leases, int(str(offset["rows_per_task"])))
+        rows_per_task, runs = int(str(offset["rows_per_task"])), bool(offset.get("runs", False))
+        return cls(str(offset["nonce"]), int(str(offset["sequence"])), leases, rows_per_task, runs)
 
     def to_dict(self) -> dict[str, object]:
         """Keys in alphabetical order; the leases as one string, since Spark takes no lists. Leases of several queues are grouped by
-        queue."""
+        queue. `runs` is there only if it holds, so that the offsets of other batches are those of earlier releases."""
         by_queue: dict[str, list[list[object]]] = {}
         for lease in self.leases:
             by_queue.setdefault(lease.queue, []).append([lease.lease_id, lease.count])
         leases = json.dumps(by_queue.get("", []) if by_queue.keys() <= {""} else by_queue, separators=(",", ":"))
-        return {"leases": leases, "nonce": self.nonce, "rows_per_task": self.rows_per_task, "sequence": self.sequence}
+        runs = {"runs": True} if self.runs else {}
+        return {"leases": leases, "nonce": self.nonce, "rows_per_task": self.rows_per_task, **runs, "sequence": self.sequence}
 
-    def following(self, leases: Sequence[HeldLease], min_partitions: int) -> Offset:
-        """The offset of the next batch, cut into at least `min_partitions` tasks if it has that many items."""
+    def following(self, leases: Sequence[HeldLease], min_partitions: int, runs: bool = False) -> Offset:
+        """The offset of the next batch, cut into at least `min_partitions` tasks if it has that many items (with `runs`: leases)."""
         items = sum(lease.count for lease in leases)
         rows_per_task = max(1, min(MAX_ITEMS_ARROW, items // min_partitions))
-        return Offset(self.nonce, self.sequence + 1, tuple(leases), rows_per_task)
+        return Offset(self.nonce, self.sequence + 1, tuple(leases), rows_per_task, runs)
 
     @property
     def batch_id(self) -> int:
@@ -77,11 +83,17 @@ class Offset:
         return replace(self, leases=tuple(lease for lease in self.leases if lease.lease_id not in gone))
 
     def tasks(self) -> Iterator[tuple[Slice, ...]]:
-        """Each task's slices: `rows_per_task` items, fewer in the last. Small leases share a task, large ones are split."""
+        """Each task's slices: `rows_per_task` items, fewer in the last. Small leases share a task, large ones are split, unless they have
+        `runs`."""
         task: list[Slice] = []
         room = self.rows_per_task
         for lease in self.leases:
             start = 0
+            if self.runs:
+                if task and lease.count > room:
+                    yield tuple(task)
+                    task, room = [], self.rows_per_task
+                room = max(room, lease.count)
             while start < lease.count:
                 count = min(room, lease.count - start)
                 task.append(Slice(lease.lease_id, start, count, lease.queue))

@@ -19,11 +19,11 @@ from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.kernel.options import count, duration, get, required, unknown
 
 COMMON = ("url", "queue", "requestTimeout", "apiKey", "caFile", "direct")
-_LEASING = ("consumer", "maxItemsPerTrigger", "maxBytesPerTrigger", "minPartitions", "holdFor", "failOnLeaseLoss", "partitions")
+_LEASING = ("consumer", "maxItemsPerTrigger", "maxBytesPerTrigger", "minPartitions", "holdFor", "failOnLeaseLoss", "partitions", "runs")
 SOURCE = (*COMMON, *_LEASING, "payloadFormat")
 SINK = (*COMMON, "mode", "chunkItems", "writeId", "atomic", "badRows", "close")
 BROWSE = (*COMMON, "state", "payloadFormat")
-CONSUME = (*COMMON, "mode", "consumer", "maxItems", "minPartitions", "holdFor", "payloadFormat")
+CONSUME = (*COMMON, "mode", "consumer", "maxItems", "minPartitions", "holdFor", "runs", "payloadFormat")
 CHUNK_ITEMS = 4_000
 _EVERY = tuple(dict.fromkeys((*SOURCE, *SINK, *BROWSE, *CONSUME)))
 _STATES: tuple[BrowseState, ...] = ("ready", "leased", "scheduled")
@@ -86,7 +86,7 @@ class SourceOptions:
     `hold_for_is_default`, it is reduced to the queues' maximum.
 
     `queues` are all queues read, `server` names the first of them. `max_bytes_per_trigger`: None is unlimited. `partitions`: those to lease
-    from; None: all. `json`: payloads are parsed as JSON.
+    from; None: all. `json`: payloads are parsed as JSON. `runs`: several items of a key in one batch, in order and in one task.
     """
 
     server: Server
@@ -100,6 +100,7 @@ class SourceOptions:
     partitions: tuple[int, ...] | Literal["draining"] | None = None
     json: bool = False
     hold_for_is_default: bool = False
+    runs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         partitions=_partitions(options),
         json=_json(options),
         hold_for_is_default=get(options, "holdFor") is None,
+        runs=_yes(options, "runs", default=False),
     )
     if read.partitions is not None and len(queues) > 1:
         raise invalid("partitions", "partition numbers are those of one queue; read each queue with its own query")
@@ -177,6 +179,7 @@ def consume_options(options: Mapping[str, str]) -> SourceOptions:
         hold_for=duration(options, "holdFor", "1h", 1_000, MAX_LEASE_TIMEOUT),
         queues=queues,
         json=_json(options),
+        runs=_yes(options, "runs", default=False),
     )
 
 

@@ -119,7 +119,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not leases:
             return start
         self._leased_sequence = at.sequence + 1
-        return self._named(at.following(leases, self._options.min_partitions))
+        return self._named(at.following(leases, self._options.min_partitions, self._options.runs))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Note that the batch ending at `end` is in Spark's logs. Its leases are closed in `latestOffset`; see `_check_logged`."""
@@ -247,7 +247,8 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize
         nbytes = None if isinstance(limit, ReadAllAvailable) else options.max_bytes_per_trigger
-        admission = Admission(self._checked(), options.consumer, None if nbytes is None else max(1, nbytes // len(parts)))
+        most_bytes, runs = None if nbytes is None else max(1, nbytes // len(parts)), options.min_partitions if options.runs else 0
+        admission = Admission(self._checked(), options.consumer, most_bytes, runs)
         lease_timeout = options.hold_for if at.sequence else min(_UNLOGGED_HOLD, options.hold_for)
         leases: dict[Part, list[HeldLease]] = {}
         for part in parts:

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from sluiceway.contract.fields import ONE_PAYLOAD, Duration, Pivot, time_field
+from sluiceway.contract.fields import ONE_PAYLOAD, Duration, Label, Pivot, time_field
 from sluiceway.contract.schedule_answers import (
     CatchUp,
     CronText,
@@ -101,11 +101,12 @@ class ScheduleCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ListSchedulesCall(msgspec.Struct, forbid_unknown_fields=True):
-    """List schedules by name. `pivot`: the name of the previous page's last one."""
+    """List schedules by name. `pivot`: the name of the previous page's last one. `name_contains`: in either case."""
 
     pivot: Pivot | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_JSON)] = 100
     queue_name: ScheduleName | None = None
+    name_contains: Label | None = None
 
 
 class NextTimesCall(msgspec.Struct, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from sluiceway.client import Backoff, Client
+from sluiceway.client import Backoff, Client, Item, Retry
 from tests.campaigns.incidents.actors import Cast, on_stage
 from tests.campaigns.incidents.outlets import LIMIT, watch
 from tests.campaigns.kit import command
@@ -81,6 +81,22 @@ class Campaign(command.Campaign):
             time.sleep(_WARM_UP)
             client.produce(cast.queue, ["poison"])
             self._expect(report, "poison_item", "parcels", time.monotonic())
+
+    def held_up_key(self, report: Report) -> None:
+        """one item fails whenever it is tried, and the later ones of its key wait for it"""
+        with self._scene("events", retry_backoff=_BACKOFF, order="key") as cast, Client(cast.url) as client:
+            cast.produces(5, 0.5)
+
+            def handle(consumer: Client, id: str, text: str) -> None:
+                if text == "poison":
+                    consumer.retry(cast.queue, [Retry(id, retry_after="200ms")])
+                else:
+                    consumer.complete(cast.queue, [id])
+
+            cast.works(handle)
+            time.sleep(_WARM_UP)
+            client.produce(cast.queue, [Item(text, key="ada") for text in ("poison", "one", "two")])
+            self._expect(report, "key_held_up", "ada", time.monotonic())
 
     def failing_dependency(self, report: Report) -> None:
         """what the handlers depend on fails, so that every item is retried"""

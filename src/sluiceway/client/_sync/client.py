@@ -803,12 +803,20 @@ class Client:
         """Return a schedule with its next and its latest firing. Raises `schedule_not_found`, as every call on a schedule does."""
         return self._channel.run(schedule_calls.get_schedule(name))
 
-    def list_schedules(self, *, queue_name: str | None = None, pivot: str | None = None, limit: int | None = None) -> SchedulePage:
-        """Return a page of up to `limit` schedules (100; at most 1,000) by name, beginning after `pivot`: of one queue, or of all.
+    def list_schedules(
+        self,
+        *,
+        queue_name: str | None = None,
+        name_contains: str | None = None,
+        pivot: str | None = None,
+        limit: int | None = None,
+    ) -> SchedulePage:
+        """Return a page of up to `limit` schedules (100; at most 1,000) by name, beginning after `pivot`: of one queue, or of all; with
+        `name_contains`, those whose names have that text, in either case.
 
         Pass the page's `next` as the `pivot` of the next page.
         """
-        return self._channel.run(schedule_calls.list_schedules(queue_name, pivot, limit))
+        return self._channel.run(schedule_calls.list_schedules(queue_name, name_contains, pivot, limit))
 
     def update_schedule(
         self,

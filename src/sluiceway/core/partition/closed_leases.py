@@ -42,6 +42,7 @@ class ClosedLeases:
             else:
                 parts.append(Part(Extent(part.first, part.count, _NO_BLOB, 0, None, 0, 0, gone=_NONE), 0, part.count, part.base))
         kept = LeaseState(lease.number, parts, lease.count, lease.client_id, None, settled=lease.settled, dispositions=lease.dispositions)
+        kept.is_completed = lease.is_completed
         self._leases[lease.number] = kept
         self._spans.add(kept)
         if _why(kept) == "completed":
@@ -85,7 +86,7 @@ class ClosedLeases:
 
 
 def _why(lease: LeaseState) -> IgnoredReason:
-    if not lease.dispositions:
+    if lease.is_completed or not lease.dispositions:
         return "completed"
     return next((disposition for disposition in ("expired", "released") if disposition in lease.dispositions), "completed")
 

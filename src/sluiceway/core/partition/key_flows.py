@@ -558,6 +558,15 @@ class KeyFlows:
         numbers = np.union1d(_largest(items, limit), _largest(age, limit))
         return [self._waiting_key(number) for number in numbers.tolist() if self._waiting[number]]
 
+    def waiting_of(self, key: int) -> int:
+        """How many items of the key wait."""
+        number = self._numbers.get(key)
+        return 0 if number is None else self._waiting[number]
+
+    def of_key(self, key: int) -> WaitingKey | None:
+        """The key of that hash; None: none of its items waits."""
+        return self._waiting_key(self._numbers[key]) if self.waiting_of(key) else None
+
     def of_item(self, extent: Extent, at: int) -> tuple[WaitingKey, int]:
         """The key of that waiting position, and how many items of it are served before."""
         number = self._numbers[NO_KEY if extent.blob.keys is None else extent.blob.keys.at(extent.row_at(at))]
@@ -849,7 +858,7 @@ class Taking:
 
 
 def behind_in_flows(lease: LeaseState, positions: BitMap) -> BitMap:
-    """The open positions of a lease that come after one of these in the flow of its key, and are not among them."""
+    """The open positions of a lease that come after the first of these in the flow of its key."""
     found = BitMap()
     keys: set[int] = set()
     for part in lease.parts:
@@ -859,10 +868,10 @@ def behind_in_flows(lease: LeaseState, positions: BitMap) -> BitMap:
             if key in keys:
                 found |= span
             elif key != NO_KEY and (chosen := span & positions):
-                found.add_range(chosen.min(), base + items)
+                found.add_range(chosen.min() + 1, base + items)
                 keys.add(key)
             base += items
-    return found - positions - lease.settled
+    return found - lease.settled
 
 
 # ---- keys of positions ------------------------------------------------------------------------------------------------

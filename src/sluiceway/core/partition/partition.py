@@ -255,7 +255,7 @@ class Partition:
         log.header.lease_number += 1
         log.header.leased += count
         self.leased_count += count
-        lease = LeaseState(log.header.lease_number, parts, count, client_id, deadline, lease_key, nbytes=taking.nbytes)
+        lease = LeaseState(log.header.lease_number, parts, count, client_id, deadline, lease_key, nbytes=taking.nbytes, leased_at=now)
         if lease_key is not None and (name := (client_id, lease_key)) not in self.by_key:
             self._left_keys.discard(name) if name in self._left_keys else self._fresh_keys.add(name)
         self._enter(lease)
@@ -280,6 +280,7 @@ class Partition:
 
     def restore_lease(self, lease: LeaseState) -> None:
         """Add a lease loaded from storage."""
+        lease.leased_at = self.log.header.now
         self._enter(lease)
         self.leased_count += lease.open
 
@@ -344,7 +345,18 @@ class Partition:
         return ignored
 
     def close_lease(self, lease: LeaseState, now: Millis, result: Settled) -> None:
-        """End a lease: staged dispositions take effect, the rest is completed."""
+        """End a lease: staged dispositions take effect, the rest is completed.
+
+        In order, the items of a key behind the first that is put back are released, whatever was staged for them.
+        """
+        if self._key_rules.order and lease.staged:
+            back = BitMap()
+            for disposition, positions in lease.staged.items():
+                if disposition.verdict == "retry" or (disposition.verdict == "dead" and self._key_rules.blocks):
+                    back |= positions - lease.settled
+            behind = behind_in_flows(lease, back)
+            lease.is_completed = bool(behind)
+            self._settle(lease, behind, RELEASE, now, Settled())
         for disposition, positions in lease.staged.items():
             self._settle(lease, positions - lease.settled, disposition, now, result)
         self._settle(lease, lease.open_positions(), DONE, now, result)
@@ -377,10 +389,13 @@ class Partition:
         yield from found.values()
 
     def _why_ignored(self, offset: int) -> IgnoredReason:
-        """Why an offset is in no live lease. Hardly costs more for a large backlog, since repeated calls are normal traffic."""
+        """Why an offset is in no live lease. Costs hardly more for a large backlog, since repeated calls are normal traffic."""
         if not 0 <= offset < self.log.header.next:
             return "unknown"
-        return self.closed.why_offset(offset) or ("not_leased" if self.log.ready_extent(offset) is not None else "settled")
+        log = self.log
+        # Where items go by key, those beyond the head may have been leased.
+        waits = offset >= log.header.head and (log.flows is None or log.ready_extent(offset) is not None)
+        return self.closed.why_offset(offset) or ("not_leased" if waits else "settled")
 
     def _stage(self, lease: LeaseState, positions: BitMap, disposition: Disposition) -> None:
         for other in [staged for staged in lease.staged if staged != disposition]:
@@ -403,7 +418,7 @@ class Partition:
             _report(self.circuit, disposition, len(positions), lease.probe)
         stays = positions
         is_back = disposition.verdict in ("retry", "release")
-        behind = behind_in_flows(lease, positions) if is_back and self._key_rules.order else BitMap()
+        behind = behind_in_flows(lease, positions) - positions if is_back and self._key_rules.order else BitMap()
         if disposition.verdict in ("retry", "dead"):
             _, _, _, reason, trace, host, handler_time = disposition
             self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, reason, trace, host, handler_time))

@@ -377,6 +377,7 @@ def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: 
     lease.target, lease.dues, lease.target_incarnation = record.target, record.dues, record.target_incarnation
     lease.failures = [(unpack_bits(bits), text) for bits, text in record.failures]
     if record.closed:
+        lease.is_completed = record.is_completed
         partition.closed.add(lease)
     elif lease.transfer is not None:
         partition.transfers.add(lease)

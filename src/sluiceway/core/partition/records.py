@@ -186,6 +186,10 @@ class LeaseState:
     to send the same."""
     probe: int = 0
     """The number by which its outcomes are reported to the circuit breaker; not stored."""
+    leased_at: Millis = 0
+    """Not stored: of a lease from before this owner, the last time that the partition had recorded."""
+    is_completed: bool = False
+    """Of an ended lease: it was completed, although in order what was behind an item that came back was released with that."""
 
     @property
     def open(self) -> int:
@@ -318,6 +322,7 @@ class LeaseRecord(msgspec.Struct, array_like=True):
     dues: list[tuple[Millis, int]] = []
     target_incarnation: str | None = None
     failures: list[tuple[bytes, str]] = []
+    is_completed: bool = False
 
 
 class DueRecord(msgspec.Struct, array_like=True):
@@ -418,6 +423,7 @@ def lease_bytes(lease: LeaseState, closed: bool = False) -> bytes:
             lease.dues,
             lease.target_incarnation,
             [(pack_bits(bits), text) for bits, text in lease.failures],
+            lease.is_completed,
         )
     )
 

@@ -17,11 +17,12 @@ MAX_REPEATED: Final = 16
 
 
 class Repeated(NamedTuple):
-    """An item, by its first offset. `attempts`: failed ones; `at`: the last failure."""
+    """An item, by its first offset. `attempts`: failed ones; `at`: the last failure; `blob`: the number of its blob."""
 
     offset: int
     attempts: int
     at: Millis
+    blob: int
 
 
 class RepeatedItems:
@@ -40,7 +41,7 @@ class RepeatedItems:
         for row in rows[:MAX_REPEATED]:
             # Row r of blob b was first given offset b + r.
             self._items.pop(blob + row, None)
-            self._items[blob + row] = Repeated(blob + row, attempts, now)
+            self._items[blob + row] = Repeated(blob + row, attempts, now, blob)
         while len(self._items) > MAX_REPEATED:
             del self._items[next(iter(self._items))]
 

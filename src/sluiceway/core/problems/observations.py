@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from sluiceway.core.partition.held_keys import Holder
 from sluiceway.kernel.clock import Millis
 
 
 class QueueFacts(NamedTuple):
     """What is known of a queue besides its counts. `is_dead_queue`: another queue's dead items go there, so nobody need consume it.
-    `updated_at`: last change of its settings. `target_age`: 0: none."""
+    `updated_at`: last change of its settings. `target_age`: 0: none. `order`: whether it is ordered by key."""
 
     queue_name: str
     paused: tuple[str, ...] = ()
@@ -19,6 +20,8 @@ class QueueFacts(NamedTuple):
     is_dead_queue: bool = False
     target_age: Millis = 0
     updated_at: Millis = 0
+    incarnation: str = ""
+    order: bool = False
 
 
 class Repeat(NamedTuple):
@@ -28,6 +31,14 @@ class Repeat(NamedTuple):
     offset: int
     attempts: int
     at: Millis
+
+
+class HeldUp(NamedTuple):
+    """A key whose items wait for one of them. `key`: its text; empty: it could not be read."""
+
+    partition: int
+    holder: Holder
+    key: str = ""
 
 
 class FailedQuery(NamedTuple):
@@ -76,6 +87,11 @@ class QueueSample(NamedTuple):
     """When the circuit breaker opened; None: it is closed, or there is none."""
     blocked: int = 0
     """Ready items that no consumer can get now, because of their keys."""
+    held_up: tuple[HeldUp, ...] = ()
+    """In order, keys behind items that fail again and again, and the key that most items wait behind of the old leases and the retries that
+    are far off."""
+    held_keys: Mapping[str, int] = MappingProxyType({})
+    """In order, while clients wait and nothing can be leased: the consumers that could have a client's items, up to MIN_HOARD."""
 
     @property
     def servable(self) -> int:

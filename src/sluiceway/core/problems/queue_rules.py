@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from sluiceway.contract.problem_answers import Kind
+from sluiceway.core.partition.held_keys import Holder
 from sluiceway.core.problems import thresholds as t
 from sluiceway.core.problems.findings import Finding, consumers, items, rate, seconds
 from sluiceway.core.problems.observations import QueueFacts
@@ -126,13 +127,16 @@ def slow_handlers(facts: QueueFacts, window: Window, is_open: bool) -> Finding |
 def consumer_hoarding(facts: QueueFacts, window: Window, is_open: bool) -> Finding | None:
     """One consumer sits on items while another waits for some."""
     now, samples = window.now, window.over(t.HELD)
-    if not window.covers(t.HELD) or not now.waiting or now.ready:
+    if not window.covers(t.HELD) or not now.waiting or now.servable:
         return None
     held = window.held(t.HELD)
     client = max(held, key=lambda each: (held[each], each), default="")
     if not client or held[client] < t.MIN_HOARD or held[client] < t.HELD_SHARE * sum(samples[0].held.get(client, {}).values()):
         return None
-    hungry = [each for each in samples if not each.ready and any(other != client for other in each.waiting)]
+    if facts.order and now.held_keys.get(client, 0) < t.MIN_HOARD:
+        # Of a key in order, another consumer could not have any.
+        return None
+    hungry = [each for each in samples if not each.servable and any(other != client for other in each.waiting)]
     if len(hungry) * 4 < len(samples) * 3:
         return None
     others = len({*now.waiting} - {client})
@@ -169,6 +173,19 @@ def _failing(window: Window, is_open: bool) -> tuple[int, int, Millis] | None:
         if outcomes >= t.MIN_OUTCOMES:
             return (failed, outcomes, span) if failed >= (t.FAILING_CLEARS if is_open else t.FAILING) * outcomes else None
     return None
+
+
+def _others_fail(window: Window) -> bool:
+    """Whether more than the repeated items fail."""
+    return _failing(window, False) is not None and _by_repeats(window) < t.HELD_SHARE
+
+
+def _is_poison(holder: Holder, window: Window) -> bool:
+    """Whether that item, which fails again and again, is at fault, and not what all items depend on."""
+    if _others_fail(window):
+        return False
+    good = window.grown("completed", t.MEMORY)
+    return good >= t.GOOD_PER_POISON or holder.attempts >= t.ENDLESS or holder.behind >= t.MIN_BEHIND
 
 
 def failure_rate(facts: QueueFacts, window: Window, is_open: bool) -> Finding | None:
@@ -210,13 +227,13 @@ def circuit_open(facts: QueueFacts, window: Window, is_open: bool) -> Finding | 
 
 
 def poison_item(facts: QueueFacts, window: Window, is_open: bool) -> Finding | None:
-    """A few items fail again and again, while others are completed."""
-    repeats, worst = window.now.repeats, window.worst_repeat()
-    if worst is None or len(repeats) > t.FEW_ITEMS:
+    """A few items fail again and again, while others are completed. Those that hold up their keys are `key_held_up`."""
+    repeats = window.repeats_alone()
+    worst = max(repeats, key=lambda each: each.attempts, default=None)
+    if worst is None or len(window.now.repeats) > t.FEW_ITEMS:
         return None
     good = window.grown("completed", t.MEMORY)
-    others_fail = _failing(window, False) is not None and _by_repeats(window) < t.HELD_SHARE
-    if others_fail or (good < t.GOOD_PER_POISON * len(repeats) and worst.attempts < t.ENDLESS):
+    if _others_fail(window) or (good < t.GOOD_PER_POISON * len(repeats) and worst.attempts < t.ENDLESS):
         return None
     told = "1 item fails" if len(repeats) == 1 else f"{len(repeats)} items fail"
     return Finding(
@@ -252,6 +269,41 @@ def dead_letters(facts: QueueFacts, window: Window, is_open: bool) -> Finding | 
         "they used up their attempts, expired, or were rejected; each has its reason",
         f"sluiceway stats {facts.dead_queue} --reasons",
         _page(facts, "/dead"),
+    )
+
+
+def key_held_up(facts: QueueFacts, window: Window, is_open: bool) -> Finding | None:
+    """In order: items of a key wait for one of them that fails again and again, or is leased, or waits for its retry, for long."""
+    found = [each for each in window.now.held_up if not each.holder.is_failing or _is_poison(each.holder, window)]
+    worst = max(found, key=lambda each: (each.holder.is_failing, each.holder.behind), default=None)
+    if worst is None:
+        return None
+    holder, now = worst.holder, window.now.at
+    id = f"{facts.incarnation}.{worst.partition}.{holder.origin}"
+    find = f"sluiceway search {facts.queue_name} --id {id}"
+    if holder.due_at:
+        does, cause, command = (
+            f"is retried in {seconds(holder.due_at - now)}",
+            "it failed, and its retry has a long delay",
+            f"{find} --run-now",
+        )
+    elif holder.leased_at:
+        does = f"consumer {holder.client_id} has leased for {seconds(now - holder.leased_at)}"
+        cause, command = "its handler is slow or hangs, or the lease has more items than the consumer can process", find
+    else:
+        does, cause = f"has failed {holder.attempts} times", _latest(window) or "the handlers cannot process it"
+        command = f"sluiceway queue update {facts.queue_name} --max-attempts 5"
+    others = len(found) - 1
+    return Finding(
+        "key_held_up",
+        "warning",
+        f"{items(holder.behind)} of key {worst.key or 'unknown'} in {facts.queue_name} {'waits' if holder.behind == 1 else 'wait'} for "
+        f"item {id}, which {does}" + (f"; {others} more {'key is' if others == 1 else 'keys are'} held up" if others else ""),
+        cause,
+        command,
+        _page(facts, f"/items?id={id}"),
+        holder.leased_at or None,
+        subject=worst.key,
     )
 
 
@@ -340,6 +392,7 @@ RULES: Final[Mapping[Kind, Rule]] = {
     "failure_rate": failure_rate,
     "circuit_open": circuit_open,
     "poison_item": poison_item,
+    "key_held_up": key_held_up,
     "dead_letters": dead_letters,
     "backlog_age": backlog_age,
     "produce_refused": produce_refused,

@@ -57,6 +57,11 @@ ROUNDS_WAITING: Final = 2
 MIN_HOARD: Final = 10
 """Items a consumer may hold without a progress: as many as a small batch."""
 
+HELD_UP_AFTER: Final[Millis] = 60_000
+"""Time that a key may be held up by a lease, or is still to be by a retry, before that is a problem: most handlers take less."""
+MIN_BEHIND: Final = 10
+"""Items of a key that have to wait for that: fewer are no backlog."""
+
 DEAD_SHOWN: Final[Millis] = 60_000
 """A death is news for a minute: it happens in an instant, and an operator looks later."""
 PAUSED_AFTER: Final[Millis] = 6_000

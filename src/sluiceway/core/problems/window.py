@@ -104,8 +104,10 @@ class Window:
         before = {(each.partition, each.offset): each.attempts for each in samples[0].repeats}
         return sum(max(0, each.attempts - before.get((each.partition, each.offset), 0)) for each in self.now.repeats)
 
-    def worst_repeat(self) -> Repeat | None:
-        return max(self.now.repeats, key=lambda each: each.attempts, default=None)
+    def repeats_alone(self) -> list[Repeat]:
+        """The items that fail again and again, and hold up no others."""
+        holders = {(each.partition, each.holder.origin) for each in self.now.held_up}
+        return [each for each in self.now.repeats if (each.partition, each.offset) not in holders]
 
 
 def _is_same(one: QueueSample, other: QueueSample) -> bool:

@@ -17,6 +17,7 @@ from sluiceway.server.ui.pages import (
     queue_settings,
     queues,
     rebalances,
+    schedule_pages,
     settings,
     streaming,
     tasks,
@@ -35,6 +36,7 @@ ROOMS: Final = (
 """The navigation: names and paths. Seven at most, so that each is found at a glance."""
 
 PARTS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "Queues": (("Queues", "/ui/queues"), ("Schedules", "/ui/schedules")),
     "Streams": (("Change capture", "/ui/captures"), ("Spark queries", "/ui/spark")),
     "Cluster": (("Partition map", "/ui/map"), ("Instances", "/ui/instances"), ("Rounds", "/ui/rounds"), ("Rebalances", "/ui/rebalances")),
 }
@@ -52,6 +54,7 @@ VIEWS: Final[tuple[View, ...]] = (
     *map.VIEWS,
     *rebalances.VIEWS,
     *cluster.VIEWS,
+    *schedule_pages.VIEWS,
     *dead.VIEWS,
     *audit.VIEWS,
     *streaming.VIEWS,
@@ -60,4 +63,11 @@ VIEWS: Final[tuple[View, ...]] = (
 )
 """The first matching pattern wins."""
 
-COMMANDS: Final[tuple[Command, ...]] = (*queues.COMMANDS, *item_commands.COMMANDS, *map.COMMANDS, *dead.COMMANDS, *settings.COMMANDS)
+COMMANDS: Final[tuple[Command, ...]] = (
+    *queues.COMMANDS,
+    *item_commands.COMMANDS,
+    *schedule_pages.COMMANDS,
+    *map.COMMANDS,
+    *dead.COMMANDS,
+    *settings.COMMANDS,
+)

@@ -152,7 +152,8 @@ class Site:
                 **self._common(visit),
                 "title": view.title.format(**visit.parts),
                 "room": view.room,
-                "parts": PARTS.get(view.room, ()),
+                # A queue's pages have tabs of their own.
+                "parts": () if view.is_of_queue else PARTS.get(view.room, ()),
                 "still": still,
                 "live": live,
                 "scripts": view.scripts,
@@ -274,8 +275,9 @@ class Site:
             values = command.values(visit.query)
         except SluicewayError as error:
             raise problem_of(error) from None
-        if command.destroys and visit.query.get("confirm", "").strip() != visit.query.get(command.on):
-            raise ProblemError(400, "invalid_request", f"nothing changed: type {visit.query.get(command.on, '')!r} to confirm", "confirm")
+        wanted = command.confirmation(visit.query)
+        if command.destroys and (not wanted or visit.query.get("confirm", "").strip() != wanted):
+            raise ProblemError(400, "invalid_request", f"nothing changed: type {wanted!r} to confirm", "confirm")
         return await visit.api.send(command.call, values)
 
     # ---- signing in ---------------------------------------------------------------------------------------------------

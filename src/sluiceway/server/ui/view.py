@@ -85,8 +85,8 @@ class Command:
     """An action of the reader: a call of the API with an equivalent on the command line.
 
     `says` explains the effect, `button` labels the button. `on` is the field with the queue that the scope `action` has to cover; empty:
-    no queue. With `destroys` the reader confirms by typing the value of `on`. `cli` are the words of the command line. `then` is the path
-    to continue at, with {FIELD} for values; empty: the same page.
+    no queue. With `destroys` the reader confirms by typing the value of the field `typed`; empty: that of `on`. `cli` are the words of the
+    command line. `then` is the path to continue at, with {FIELD} for values; empty: the same page.
     """
 
     name: str
@@ -99,6 +99,7 @@ class Command:
     fields: tuple[Field, ...] = ()
     on: str = "queue_name"
     destroys: bool = False
+    typed: str = ""
     then: str = ""
     note: str = ""
     """A notice that is shown with the result."""
@@ -145,6 +146,10 @@ class Command:
             else:
                 words.append(text)
         return shlex.join([*words, *flags])
+
+    def confirmation(self, given: Mapping[str, str]) -> str:
+        """What the reader types to confirm."""
+        return given.get(self.typed or self.on, "")
 
     def goes_to(self, given: Mapping[str, str]) -> str:
         """The path to continue at; empty: the same page. Raises KeyError for a field that was not sent."""

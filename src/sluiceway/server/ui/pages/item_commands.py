@@ -39,6 +39,8 @@ def _item(form: Facts) -> Facts:
     return {"queue_name": form["queue_name"], "items": [item]}
 
 
+HEADERS: Final = Field("headers", "Headers", "area", "--header", "NAME=VALUE, one per line.", means=_headers, words=_header_words)
+
 COMMANDS: Final = (
     Command(
         "queue.produce",
@@ -55,7 +57,7 @@ COMMANDS: Final = (
             Field("encoding", "Encoding", flag="--encoding"),
             Field("reference", "Reference", flag="--reference"),
             Field("key", "Key", flag="--item-key", hint="What the item belongs to, such as a customer."),
-            Field("headers", "Headers", "area", "--header", "NAME=VALUE, one per line.", means=_headers, words=_header_words),
+            HEADERS,
             Field("after", "Delay", flag="--after", hint="A duration such as 30s or 5m. Blank = ready at once."),
         ),
         then=_ITEMS,
