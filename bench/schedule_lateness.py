@@ -28,8 +28,9 @@ from sluiceway.instance.schedule_catalog import FIRED, INDEX, SCHEDULE, timetabl
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import as_millis
 from sluiceway.model.meta import MAX_COMMIT_KEYS
+from sluiceway.model.record_index import RecordIndex
 from sluiceway.model.requests import QueueSpec
-from sluiceway.model.schedule_records import Progress, ScheduleIndex, ScheduleRecord
+from sluiceway.model.schedule_records import Progress, ScheduleRecord
 
 CRONS = ("@hourly", "30 2 * * *", "*/20 * * * *", "0 9 * * mon-fri", "@daily", "0 4 * * sun", "@monthly")
 ZONES = ("UTC", "Europe/Berlin", "America/New_York")
@@ -62,7 +63,7 @@ async def write(data: Path, records: list[ScheduleRecord]) -> None:
             puts[SCHEDULE + each.name] = msgspec.json.encode(each)
             puts[FIRED + each.name] = msgspec.msgpack.encode(Progress(each.incarnation, each.after))
         await meta.commit(puts=puts)
-    await meta.commit(puts={INDEX: msgspec.json.encode(ScheduleIndex(1, len(records)))})
+    await meta.commit(puts={INDEX: msgspec.json.encode(RecordIndex(1, len(records)))})
     await meta.close()
 
 

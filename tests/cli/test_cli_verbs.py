@@ -652,12 +652,17 @@ WORKERS = {"work"}
 """tests/worker/test_worker.py."""
 SCHEDULES = {f"schedule {verb}" for verb in ("create", "list", "show", "update", "pause", "resume", "run", "delete", "next")}
 """tests/cli/test_cli_schedules.py."""
+BUNDLES = {f"bundle {verb}" for verb in ("create", "list", "show", "close", "cancel")}
+"""tests/cli/test_cli_bundles.py."""
 CLUSTERS = {"instance update"}
 """That it is refused by a server that is alone is tested above; what it does in a cluster, in tests/cluster/test_cluster_times.py."""
 
 
 def test_every_command_has_a_test() -> None:
-    assert set(leaves()) == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | COPIES | JOBS | DEMO | CLUSTERS | WORKERS | SCHEDULES
+    assert (
+        set(leaves())
+        == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | COPIES | JOBS | DEMO | CLUSTERS | WORKERS | SCHEDULES | BUNDLES
+    )
 
 
 def test_every_command_speaks_json() -> None:

@@ -226,6 +226,7 @@ def picture(machine: Partition) -> dict[str, Any]:
         "keyed": {name: list(numbers) for name, numbers in machine.by_key.items()},
         "failures": {number: machine.log.failures.record(number) for number in machine.log.failures.numbers()},
         "failures of transfers": {number: lease.failures for number, lease in leases.items()},
+        "bundles": {bundle: machine.log.bundles.record(bundle) for bundle in machine.log.bundles},
         "timer": machine.next_timer(),
         "starts": machine.spans.starts,
         "flows": None if machine.log.flows is None else _flows(machine.log.flows),

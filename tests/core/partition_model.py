@@ -299,7 +299,7 @@ class Model:
             return disposition.retry_at
         backoff, after = self.rules.backoff, None if disposition is None else disposition.retry_after
         if after is None and backoff is not None:
-            return now + min(backoff.most, backoff.first << item.attempts - 1)
+            return now + backoff.after(item.attempts, now)
         return now + (after or 0)
 
     def _put_back(self, item: Item, due_at: Millis, now: Millis) -> None:

@@ -131,7 +131,14 @@ def test_what_was_on_its_way_arrives_until_the_partition_is_sealed() -> None:
 
 
 @pytest.mark.parametrize(
-    "lives", [[MovedItem(1, START)], [MovedItem(2, START), MovedItem(1, START)], [MovedItem(2, START), MovedItem(0, START)]]
+    "lives",
+    [
+        [MovedItem(1, START)],
+        [MovedItem(2, START), MovedItem(1, START)],
+        [MovedItem(2, START), MovedItem(0, START)],
+        [MovedItem(2, START, bundle=-1)],
+        [MovedItem(2, START, bundle=1 << 64)],
+    ],
 )
 def test_lives_are_those_of_all_rows(lives: list[MovedItem]) -> None:
     rig = Rig()

@@ -23,6 +23,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
 from sluiceway.model.inspection import BEGIN, Place
+from sluiceway.model.item_keys import NO_KEY
 from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, Offsets, ProduceKey, Settled
 from tests.core.core_model import START, Rig, Row, array_of, batch_of
 from tests.core.partition_model import Item, Model, ModelLease
@@ -66,6 +67,8 @@ LIVES = st.builds(
     st.sampled_from([0, 0, 30, 70]),
     st.sampled_from([0, 0, 10, 60]),
     st.sampled_from([0, 0, 1, 2]),
+    # Bundles: tests/core/test_bundle_ledger.py.
+    st.just(NO_KEY),
 )
 PICKS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
@@ -219,7 +222,7 @@ class PartitionMachine(RuleBasedStateMachine):
         assert [life.rows for life in lives] == [len(piece.rows) for piece in pieces]
         moved = [self.model.items[origin] for origin in chosen]
         assert [life[1:] for life in lives for _ in range(life.rows)] == [
-            (item.enqueued_at, item.attempts, item.expires_at, item.due_at or 0, item.max_lease_size) for item in moved
+            (item.enqueued_at, item.attempts, item.expires_at, item.due_at or 0, item.max_lease_size, NO_KEY) for item in moved
         ]
 
     @rule(lives=st.lists(LIVES, min_size=1, max_size=5), shift=st.sampled_from([0, 0, -40]))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from sluiceway.adapters import system
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
@@ -30,11 +31,12 @@ from sluiceway.local import partition_copy
 from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.access import SYSTEM, KeySpec
 from sluiceway.model.backends import BackendSettings, S3Backend, SqliteBackend
+from sluiceway.model.bundle_records import BundleRecord
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.meta import Stamp, View
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord, decode_queue, encode_queue
-from sluiceway.model.requests import Disposition, Leased, Produce, ProduceKey
+from sluiceway.model.requests import BundleCount, Disposition, Leased, Produce, ProduceKey
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import Changes, Fence, Least, PartitionRef, PartitionStore, RecordKind, Snapshot
 from tests.cluster.cluster_rig import STEADY, Wires
@@ -196,7 +198,16 @@ async def fill(data: Path) -> tuple[Leased, str]:
                 await service.produce("orders", Produce(rows(*names), 10_000, partition=number))
         await service.produce("orders", Produce(later := batch_from_rows([{"payload": b"later", "enqueue_at": 4_000_000_000_000}]), 10_000))
         assert later.num_rows == 1
-        await produce(service, "orders", "keyed", key=ProduceKey("once"))
+        bundle = BundleRecord(
+            id="album",
+            queue_name="orders",
+            queue_incarnation=service.queue("orders").incarnation,
+            follow_up=None,
+            items=None,
+            created_at=system.now(),
+        )
+        await service.bundles.create(bundle, SYSTEM)
+        await service.produce("orders", Produce(rows("keyed"), 10_000, ProduceKey("once"), bundle="album"))
         leased = await lease(service, "orders", 5, lease_timeout=HOUR)
         await settle(service, "orders", await lease(service, "orders", 2), Disposition("dead", reason="too bad"))
         await service.pause("unused", ["produce"], True)
@@ -282,6 +293,11 @@ def test_a_cluster_goes_on_where_the_server_stopped(filled: tuple[Path, Leased, 
                 await produce(service, "unused", "x")
             assert [*service.schedules.names()] == ["nightly", "paused"]
             await eventually(lambda: [*service.schedule_driver._firings.held()] == ["nightly"])
+            assert [*service.bundles.names()] == ["album"]
+            album = service.bundles.find("album")
+            assert album is not None
+            ((_, counted, _),) = await service.bundle_driver.shown([album])
+            assert counted == BundleCount(1)
         async with keys_of(tmp_path / "other", "memory:") as keys:
             keys._meta = cluster.meta
             assert await keys.find(key) is not None

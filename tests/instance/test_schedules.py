@@ -392,7 +392,7 @@ async def test_a_change_is_heard_by_every_instance(tmp_path: Path, ahead: Ahead)
         assert [*late.schedules.names()] == ["s0", "s1", "s2", "s3"]
         late.schedules._version = 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sluiceway.model.schedule_records.MAX_RECENT", 2)
+            patch.setattr("sluiceway.model.record_index.MAX_RECENT", 2)
             for number in range(4):
                 await a.schedules.delete(f"s{number}", SYSTEM, lambda _: None)
         await late.schedules.follow()

@@ -62,6 +62,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/consumers.list": {},
     "/v1/problems.list": {},
     "/v1/schedules.create": {"name": "s", "cron": "@daily", "item": {"utf8": "x"}},
+    "/v1/bundles.create": {},
     "/v1/consumers.report": {"client_id": "c", "query": {"id": "q", "state": "running"}},
 }
 """What each call on one queue needs beside its name."""
@@ -81,11 +82,14 @@ NO_QUEUE = {
     "/v1/tasks.list",
     "/v1/tasks.get",
     "/v1/schedules.list",
+    "/v1/bundles.list",
 }
 BY_ID = {"/v1/rebalances.get", "/v1/rebalances.cancel"}
 """Of one queue, which the call does not name: tests/server/test_server_rebalance.py has what they tell of those of others."""
 BY_PATTERN = {"/v1/queues.rebalance"}
 """As those by id."""
+BY_BUNDLE = {f"/v1/bundles.{verb}" for verb in ("get", "close", "cancel")}
+"""Of a bundle, and the queue of a follow-up: tests/server/test_bundle_calls.py has what they tell of those of other queues."""
 BY_NAME = {f"/v1/schedules.{verb}" for verb in ("get", "update", "pause", "resume", "run", "delete")}
 """Of a schedule: tests/server/test_schedule_calls.py has what they tell of those of other queues."""
 ANY_KEY = {"/v1/keys.self", "/v1/schedules.next"}
@@ -117,7 +121,7 @@ def told(answer: httpx.Response, name: str) -> tuple[int, dict[str, str], str]:
 
 def test_every_endpoint_has_its_case(server: Guarded) -> None:
     on_queues = {endpoint.path for endpoint in server.app.endpoints if endpoint.action != "admin"}
-    assert on_queues == CALLS.keys() | NO_QUEUE | BY_ID | BY_NAME | BY_PATTERN | ANY_KEY
+    assert on_queues == CALLS.keys() | NO_QUEUE | BY_ID | BY_BUNDLE | BY_NAME | BY_PATTERN | ANY_KEY
     assert {endpoint.path for endpoint in server.app.endpoints if endpoint.action is None} == ANY_KEY
     named = {
         (endpoint.path, field)

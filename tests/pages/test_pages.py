@@ -20,6 +20,7 @@ RUN = (
     "guides/recipes.md",
     "guides/schedules.md",
     "guides/keys.md",
+    "guides/bundles.md",
     "guides/workers.md",
     "guides/cluster.md",
     "guides/rebalance.md",
@@ -33,6 +34,7 @@ AT_ONCE = (
     "guides/recipes.md",
     "guides/schedules.md",
     "guides/keys.md",
+    "guides/bundles.md",
 )
 """Those that `make test` runs; the others wait for `make test-slow`."""
 SPARK = ("guides/from-kafka.md", "tutorials/spark.md")

@@ -129,6 +129,16 @@ def _resume_schedule(caller: Caller) -> None:
     caller.ask("schedules.resume", name=name)
 
 
+def bundle(caller: Caller) -> str:
+    """A bundle of its own."""
+    return str(caller.ask("bundles.create", queue_name="q")["id"])
+
+
+MADE["/v1/bundles.create"] = lambda caller: bundle(caller)
+MADE["/v1/bundles.close"] = lambda caller: caller.ask("bundles.close", id=bundle(caller))
+MADE["/v1/bundles.cancel"] = lambda caller: caller.ask("bundles.cancel", id=bundle(caller))
+
+
 @made("/v1/queue.resume")
 def _resume(caller: Caller) -> None:
     caller.ask("queue.pause", queue_name="q")

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sluiceway.kernel.limits import MAX_SCHEDULE_ITEM
+from sluiceway.kernel.limits import MAX_STORED_ITEM
 from tests.server.server_guarded import Guarded, guarded
 from tests.server.server_process import PATIENCE
 
@@ -79,7 +79,7 @@ def test_a_schedule_from_its_creation_to_its_end(server: Guarded, client: httpx.
         ({"item": {"utf8": "x", "bytes": ""}}, "item.utf8", "an item has bytes or utf8, not both"),
         ({"item": {"utf8": "x", "enqueue_at": "2026-01-31T08:00:00Z"}}, "item.enqueue_at", "the schedule says when"),
         ({"item": {"utf8": "x", "headers": {"scheduled_at": "now"}}}, "item.headers", "the header scheduled_at is set by the server"),
-        ({"item": {"utf8": "x" * MAX_SCHEDULE_ITEM}}, "item", "item: larger than 65,536 bytes as JSON"),
+        ({"item": {"utf8": "x" * MAX_STORED_ITEM}}, "item", "item: larger than 65,536 bytes as JSON"),
         ({"item": {"utf8": "x", "kind": "k" * 2_049}}, "item.kind", "item.kind: larger than 2048 bytes"),
         ({"item": {"utf8": "x", "priority": 1}}, "item.priority", "item.priority: unknown field"),
         ({"queue_name": "orders-none"}, "queue_name", "there is no queue 'orders-none'"),

@@ -19,6 +19,7 @@ from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
 from sluiceway.contract.queue_stats import COUNTERS
 from sluiceway.core.group.group_records import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
+from sluiceway.core.partition.bundle_ledger import LedgerRecord
 from sluiceway.core.partition.idempotency_keys import KeyRecord, KeyResult
 from sluiceway.core.partition.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
 from sluiceway.instance.api_keys import ApiKeys
@@ -142,10 +143,11 @@ PINNED: dict[type[msgspec.Struct], str] = {
     RetryBackoff: "first most",
     Header: "next head lease_number due_number now produced deduplicated leased completed retried expired dead released cleared redriven "
     "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots held_slots",
-    BlobRecord: "rows columns written_at nbytes kept reasons keys",
+    BlobRecord: "rows columns written_at nbytes kept reasons keys bundles",
     ExtentRecord: "count blob row rows attempts expires_at max_lease_size gone",
     LeaseRecord: "ranges client_id deadline lease_key transfer settled staged dispositions target closed dues target_incarnation failures "
     "is_completed",
+    LedgerRecord: "stored completed dead dropped closed",
     DueRecord: "due_at blob rows attempts expires_at max_lease_size is_back",
     KeyRecord: "seen sequence until",
     KeyResult: "digest first_offset count partition intended_at parts",

@@ -54,6 +54,7 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @click.option("--item-key", help="Key of the items, such as a customer. Not the idempotency key.")
 @click.option("--item-key-field", metavar="NAME", help="Each line is a JSON object, and this field of it, a text, is the item's key.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A header. May be repeated.")
+@click.option("--bundle", metavar="ID", help="Bundle to which the items belong.")
 @click.option("--blank-lines", is_flag=True, help="Blank lines are items, too.")
 @connected
 def produce(
@@ -66,6 +67,7 @@ def produce(
     due: datetime | None,
     item_key: str | None,
     item_key_field: str | None,
+    bundle: str | None,
     blank_lines: bool,
     **columns: Any,
 ) -> None:
@@ -81,7 +83,7 @@ def produce(
         due = datetime.now(UTC) + timedelta(milliseconds=parse_duration(after, "after"))
     if item_key is not None and item_key_field is not None:
         raise click.UsageError("--item-key and --item-key-field exclude each other")
-    produce_lines(session, queue, items, file, key, columns | {"enqueue_at": due, "key": item_key}, item_key_field, blank_lines)
+    produce_lines(session, queue, items, file, key, columns | {"enqueue_at": due, "key": item_key}, item_key_field, blank_lines, bundle)
 
 
 @click.command()

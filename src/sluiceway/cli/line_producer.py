@@ -38,12 +38,14 @@ def produce_lines(
     columns: Mapping[str, Any],
     item_key_field: str | None,
     blank_lines: bool,
+    bundle: str | None,
 ) -> None:
     """Produce the items, or the lines of the file or of stdin, and print the result. `columns`: the other values that each item gets.
 
-    `item_key_field`: the field of each line's JSON object that has the item's key.
+    `item_key_field`: the field of each line's JSON object that has the item's key. `bundle`: the bundle to which the items belong.
     """
-    producer = _Producer(session, queue, key, {name: value for name, value in columns.items() if value is not None}, item_key_field)
+    given = {name: value for name, value in columns.items() if value is not None}
+    producer = _Producer(session, queue, key, given, item_key_field, bundle)
     if items and file:
         raise click.UsageError("pass items or --file, not both")
     if file:
@@ -62,8 +64,11 @@ def produce_lines(
 class _Producer:
     """Sends batches, and tells what became of them."""
 
-    def __init__(self, session: Session, queue: str, key: str | None, columns: Mapping[str, Any], item_key_field: str | None) -> None:
+    def __init__(
+        self, session: Session, queue: str, key: str | None, columns: Mapping[str, Any], item_key_field: str | None, bundle: str | None
+    ) -> None:
         self._session, self._queue, self._key, self._columns, self._item_key_field = session, queue, key, columns, item_key_field
+        self._bundle = bundle
         self._blank = 0
 
     def without_blanks(self, lines: Iterable[bytes | None], keep: bool) -> Iterator[bytes | None]:
@@ -80,7 +85,8 @@ class _Producer:
         try:
             for payloads in calls:
                 items = [self._item(payload) for payload in payloads]
-                answer = session.client.produce(self._queue, items, idempotency_key=f"{key}/{sent}" if key else None)
+                given = f"{key}/{sent}" if key else None
+                answer = session.client.produce(self._queue, items, idempotency_key=given, bundle=self._bundle)
                 stored, sent = stored + answer.count, sent + 1
                 repeated += answer.count if answer.deduplicated else 0
                 if session.as_json:

@@ -27,6 +27,7 @@ _MODULES = {
     "drop": "cli.item_outcomes",
     "redrive": "cli.redrive",
     "schedule": "cli.schedules",
+    "bundle": "cli.bundles",
     "partition": "cli.stats",
     "rebalance": "cli.rebalance",
     **dict.fromkeys(("backend", "key", "audit", "events"), "cli.admin"),
@@ -65,6 +66,7 @@ _FIELD_WORDS = {
         ("dlq", "dead", "dead-letters"), "sluiceway stats DEAD_QUEUE --reasons, sluiceway peek DEAD_QUEUE, sluiceway redrive DEAD_QUEUE"
     ),
     **dict.fromkeys(("ui", "dashboard", "web"), f"a browser: the dashboard is the page /ui of the server, such as {DEFAULT_URL}/ui"),
+    **dict.fromkeys(("batch", "batches", "bundles", "chord", "flow"), "sluiceway bundle create QUEUE, sluiceway bundle list"),
     **dict.fromkeys(("cron", "schedules", "timer"), "sluiceway schedule create NAME, sluiceway schedule list"),
     **dict.fromkeys(("stop", "down"), "Ctrl-C, or SIGTERM to the server's or worker's process"),
     **dict.fromkeys(("tail", "watch", "logs", "monitor"), "sluiceway events, or sluiceway top"),

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sluiceway.cli.common import WholeNumber, all_items, duration_option, printable, table
-from sluiceway.cli.items import moment, pairs
+from sluiceway.cli.item_options import item_of, item_options, item_rows
+from sluiceway.cli.items import moment
 from sluiceway.cli.session import Session, connected, queue_names
 
 if TYPE_CHECKING:
-    from sluiceway.client import Item, ScheduleInfo
+    from sluiceway.client import ScheduleInfo
 
 T = TypeVar("T")
 _POLICIES = ("last", "skip", "all")
@@ -66,42 +67,11 @@ def _times(*, is_new: bool) -> Callable[[Callable[..., T]], Callable[..., T]]:
     return add
 
 
-def _item(command: Callable[..., T]) -> Callable[..., T]:
-    """Options of the item."""
-    for option in (
-        click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A header. May be repeated."),
-        click.option("--item-key", "key", help="Key of the item, such as a customer."),
-        click.option("--reference", help="Reference of the item."),
-        click.option("--encoding", help="Encoding of the payload."),
-        click.option("--kind", help="Kind of the item."),
-        click.option(
-            "--payload-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The payload is this file's content."
-        ),
-        click.option("--payload", help="Payload of the item, as text."),
-    ):
-        command = option(command)
-    return command
-
-
-def _made(payload: str | None, payload_file: Path | None, columns: dict[str, Any]) -> Item | None:
-    """The item of the options; None: they name none."""
-    from sluiceway.client import Item
-
-    if payload is not None and payload_file is not None:
-        raise click.UsageError("--payload and --payload-file exclude each other")
-    given: str | bytes | None = payload if payload_file is None else payload_file.read_bytes()
-    if given is not None:
-        return Item(given, **columns)
-    if any(value is not None for value in columns.values()):
-        raise click.UsageError("an item is given as a whole: pass its --payload, too")
-    return None
-
-
 @schedule.command()
 @click.argument("name")
 @_times(is_new=True)
 @click.option("--queue", "queue_name", required=True, shell_complete=queue_names, help="Queue that gets the items.")
-@_item
+@item_options
 @click.option("--paused", is_flag=True, help="Fire nothing until it is resumed.")
 @connected
 def create(
@@ -118,7 +88,7 @@ def create(
     **columns: Any,
 ) -> None:
     """Create the schedule NAME. Each of its times produces one item, whatever crashes."""
-    item = _made(payload, payload_file, columns)
+    item = item_of(payload, payload_file, columns)
     if item is None:
         raise click.UsageError("an item needs a --payload or a --payload-file")
     made = session.client.create_schedule(
@@ -164,7 +134,7 @@ def show(session: Session, name: str) -> None:
 @schedule.command()
 @click.argument("name")
 @_times(is_new=False)
-@_item
+@item_options
 @connected
 def update(
     session: Session,
@@ -178,7 +148,7 @@ def update(
     **columns: Any,
 ) -> None:
     """Change the schedule NAME. What is not named stays; a --payload replaces the whole item."""
-    item = _made(payload, payload_file, columns)
+    item = item_of(payload, payload_file, columns)
     changed = session.client.update_schedule(name, cron=cron, item=item, timezone=timezone, jitter=jitter, catch_up=catch_up)
     session.print(changed, f"Updated {name}. {_following(changed)}")
 
@@ -252,7 +222,6 @@ def _utc(at: datetime | None) -> str:
 
 
 def _rows(info: ScheduleInfo) -> list[tuple[str, str]]:
-    item = {name: value for name, value in info.item.items() if name != "headers"}
     rows = [
         ("schedule", info.name),
         ("queue", info.queue_name),
@@ -260,11 +229,7 @@ def _rows(info: ScheduleInfo) -> list[tuple[str, str]]:
         ("time zone", info.timezone),
         ("jitter", info.jitter),
         ("catch up", info.catch_up),
-        *(
-            (name.replace("utf8", "payload").replace("bytes", "payload (base64)"), printable(str(value).encode()))
-            for name, value in item.items()
-        ),
-        *((f"header {name}", printable(str(value).encode())) for name, value in info.item.get("headers", {}).items()),
+        *item_rows(info.item),
         ("next", "paused" if info.paused else _utc(info.next_at)),
     ]
     if (fired := info.last_fired) is not None:

@@ -51,6 +51,7 @@ from sluiceway.client.errors import CallError
 from sluiceway.client.http_exchange import DEFAULT_URL
 from sluiceway.client.item_calls import Item, Retry, Verdict
 from sluiceway.client.queue_calls import Settings, Verb
+from sluiceway.contract.bundle_answers import BundleInfo, BundlePage, FollowUpInfo
 from sluiceway.contract.capture_answers import TaskAlarm, TaskGroup, TaskList, TaskMember, TaskPartition, TaskSummary, UnseenTasks
 from sluiceway.contract.consumer_answers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
 from sluiceway.contract.history_answers import QueueHistory
@@ -92,6 +93,8 @@ __all__ = [
     "Backoff",
     "Browsed",
     "BrowsedItem",
+    "BundleInfo",
+    "BundlePage",
     "CallError",
     "CircuitBreaker",
     "CircuitStats",
@@ -108,6 +111,7 @@ __all__ = [
     "Explanation",
     "Extended",
     "FailedAttempt",
+    "FollowUpInfo",
     "Ignored",
     "Instance",
     "InstanceList",

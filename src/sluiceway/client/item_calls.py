@@ -122,12 +122,13 @@ def produce(
     items: Iterable[object],
     request_timeout: Duration | None,
     key: Key,
+    bundle: str | None = None,
 ) -> Call[answers.Produced]:
     those = listed(items, "items")
-    fields = {"queue_name": queue_name, "items": [wire_item(item) for item in those], **key.fields()}
+    fields = {"queue_name": queue_name, "items": [wire_item(item) for item in those], **key.fields(), **given(bundle=bundle)}
     made = call("/v1/queue.produce", answers.Produced, fields, repeatable=key.key is not None, request_timeout=request_timeout)
     if key.is_generated:
-        return replace(made, rekey=lambda other: produce(queue_name, those, request_timeout, key._replace(key=other)))
+        return replace(made, rekey=lambda other: produce(queue_name, those, request_timeout, key._replace(key=other), bundle))
     return made
 
 
@@ -136,14 +137,15 @@ def produce_stream(
     stream: bytes,
     request_timeout: Duration | None,
     key: Key,
+    bundle: str | None = None,
 ) -> Call[answers.Produced]:
     """A produce whose rows are already an Arrow stream."""
     wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
-    query = given(queue_name=queue_name, request_timeout=duration_text(request_timeout)) | key.fields()
+    query = given(queue_name=queue_name, request_timeout=duration_text(request_timeout), bundle=bundle) | key.fields()
     path = f"/v1/queue.produce?{urlencode(query)}"
     made = Call(path, stream, decoder(answers.Produced).decode, key.key is not None, wait, ARROW)
     if key.is_generated:
-        return replace(made, rekey=lambda other: produce_stream(queue_name, stream, request_timeout, key._replace(key=other)))
+        return replace(made, rekey=lambda other: produce_stream(queue_name, stream, request_timeout, key._replace(key=other), bundle))
     return made
 
 

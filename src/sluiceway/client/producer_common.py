@@ -73,15 +73,16 @@ def _measured(name: str, size: int, most: int) -> int:
 class Posting:
     """Builds the calls of a producer's batches, and decides what follows a failed one."""
 
-    def __init__(self, queue_name: str, request_timeout: Duration | None, retry_for: float) -> None:
+    def __init__(self, queue_name: str, request_timeout: Duration | None, retry_for: float, bundle: str | None = None) -> None:
         self._queue_name = queue_name
+        self._bundle = bundle
         self._request_timeout = request_timeout
         self.retry_for = retry_for
 
     def call(self, batch: Batch[Any]) -> Call[answers.Produced]:
         """The produce call of a batch, with its own key so that it can be repeated."""
         key = generated_key(self.retry_for, self._request_timeout)
-        return item_calls.produce(self._queue_name, batch.left, self._request_timeout, key)
+        return item_calls.produce(self._queue_name, batch.left, self._request_timeout, key, self._bundle)
 
     def failed(self, batch: Batch[Any], error: Exception) -> bool:
         """The batch's call failed. Returns whether to send the batch again, without the item that the server refused."""

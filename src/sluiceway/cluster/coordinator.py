@@ -14,13 +14,14 @@ import msgspec
 
 from sluiceway.adapters import system
 from sluiceway.cluster.ownership import PARAMETERS, Ownership
+from sluiceway.cluster.queue_changes import Shares
 from sluiceway.cluster.rebalance_records import Elected, StaleError, Stored, said
 from sluiceway.cluster.rebalance_run import RebalanceContext, Run
 from sluiceway.core.rebalance import steps as machine
 from sluiceway.core.rebalance.partition_plan import plan
 from sluiceway.core.rebalance.steps import Change
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.queue import PartitionRecord, QueueRecord
@@ -205,6 +206,7 @@ class Coordinator:
             return machine.failed(rebalance, "the queue was deleted", now)
         try:
             made = plan(record, rebalance.requested_partitions, self._affinities())
+            check_bundles(made, record, self._parts.shares)
         except SluicewayError as error:
             return machine.failed(rebalance, error.detail, now)
         if made.is_empty:
@@ -271,3 +273,11 @@ def _plan_detail(made: Plan) -> dict[str, object]:
     if few:
         return {"creates": [msgspec.to_builtins(each) for each in made.creates], "drains": list(made.drains), "keeps": len(made.keeps)}
     return {"creates": len(made.creates), "drains": len(made.drains), "keeps": len(made.keeps)}
+
+
+def check_bundles(made: Plan, record: QueueRecord, shares: Shares) -> None:
+    """Refuse to replace a queue's only partition, in order, while bundles need its counts: it would not go, and the new one gives out
+    nothing before that. Raises `invalid_request`."""
+    if made.in_order and shares.has_bundles(record):
+        detail = f"the only partition of queue {record.queue_name!r} is not replaced while the queue has bundles that are not over"
+        raise invalid("queue_name", detail)

@@ -59,6 +59,10 @@ class Shares(Protocol):
         """Returns once the other instances follow the commit with that stamp, except those that do not answer in time."""
         ...
 
+    def has_bundles(self, record: QueueRecord) -> bool:
+        """Whether the queue has a bundle that is not over, as far as this instance knows."""
+        ...
+
 
 class QueueChanges:
     """Changes of queues, one at a time in this process. A concurrent change of another process is followed, and the change decided anew."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.cluster.coordinator import BY_KEY, IN_ORDER, Coordinator, begun_detail
+from sluiceway.cluster.coordinator import BY_KEY, IN_ORDER, Coordinator, begun_detail, check_bundles
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.cluster.queue_changes import QueueChanges, Shares
 from sluiceway.cluster.rebalance_records import RebalanceRecords, StaleError, dropping_key, said
@@ -73,6 +73,7 @@ class Rebalancing:
             detail = f"rebalance {record.rebalance} of queue {record.queue_name!r} is open"
             raise SluicewayError("rebalance_open", detail, "queue_name")
         made = plan(record, len(record.partitions) if requested is None else requested, self._backends.affinities())
+        check_bundles(made, record, self._shares)
         said_of = msgspec.json.encode((record.incarnation, record.given, record.partitions, made))
         return hashlib.sha256(said_of).hexdigest()[:16], made
 

@@ -65,8 +65,10 @@ from sluiceway.model.peers import (
 )
 from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import (
+    BundleCounts,
     Clear,
     Cleared,
+    CountBundles,
     Explanation,
     Extend,
     Extended,
@@ -99,7 +101,7 @@ KEYS_TIMEOUT: Millis = 5_000
 """The same of keys, whose texts are read from blobs."""
 
 T = TypeVar("T")
-Summed = TypeVar("Summed", Settled, Extended, Cleared, Deleted, MadeReady, MovedAway)
+Summed = TypeVar("Summed", Settled, Extended, Cleared, BundleCounts, Deleted, MadeReady, MovedAway)
 Loads = Mapping[Peer, Load]
 Own = Callable[[QueueDriver, ShareRequest, bool], Awaitable[Any]]
 """Answer of this instance's share of a queue, with the items' payload or without."""
@@ -370,6 +372,11 @@ class Router:
         numbers = tuple(sorted(self.share(record).numbers))
         return await self._in_parts(record, replace(request, partitions=numbers), Cleared())
 
+    async def count_bundles(self, record: QueueRecord, request: CountBundles) -> BundleCounts:
+        """Count in all partitions. Raises `unavailable` if one of them does not answer."""
+        numbers = tuple(sorted(self.share(record).numbers))
+        return await self._in_parts(record, replace(request, partitions=numbers), BundleCounts())
+
     async def _in_parts(self, record: QueueRecord, request: Part, total: Summed) -> Summed:
         """Send each owner its part. Completed parts stay done; an error says that some are not, or may not be. A move that took effect
         anywhere answers with the ids of the parts that failed: repeated, it could not tell which items it has moved.
@@ -431,7 +438,7 @@ class Router:
         settled, unknown = (names_of(request, each, record.incarnation) for each in (removed, never))
         if isinstance(total, Deleted | MadeReady | MovedAway):
             total.ignored += [(name, "gone") for name in settled] + [(name, "unknown") for name in unknown]
-        elif not isinstance(total, Cleared):
+        elif not isinstance(total, Cleared | BundleCounts):
             total.ignored += [(name, "settled") for name in settled] + [(name, "unknown") for name in unknown]
         return [number for number in numbers if number in share.numbers]
 

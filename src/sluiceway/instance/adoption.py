@@ -30,7 +30,11 @@ from sluiceway.core.queue.queue_history import PREFIX as HISTORY
 from sluiceway.core.queue.scaling_policy import wanted
 from sluiceway.instance.adoption_mark import Mark, put_mark, read_mark
 from sluiceway.instance.api_keys import API_KEY
-from sluiceway.instance.schedule_catalog import FIRED, INDEX, SCHEDULE, index_of
+from sluiceway.instance.bundle_catalog import BUNDLE
+from sluiceway.instance.bundle_catalog import INDEX as BUNDLES
+from sluiceway.instance.indexed_records import index_of
+from sluiceway.instance.schedule_catalog import FIRED, SCHEDULE
+from sluiceway.instance.schedule_catalog import INDEX as SCHEDULES
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.local import stores
 from sluiceway.local.audit_trail import AUDIT, AuditTrail
@@ -199,7 +203,7 @@ class _Adoption:
     async def _prepare(self, queues: Sequence[QueueRecord]) -> None:
         """Copy all partitions into the cluster's storage, where nothing refers to them yet, and mark the directory."""
         self._adding(await self._cluster.read([KEYS.resource], [QUEUE]), queues)
-        _scheduling(await self._cluster.read([INDEX], [SCHEDULE]), (await self._own.read(prefixes=[SCHEDULE])).entries)
+        _scheduling(await self._cluster.read([SCHEDULES], [SCHEDULE]), [*(await self._own.read(prefixes=[SCHEDULE])).entries])
         await self._check_idle(queues)
         sources = await self._sources(queues)
         placement = self._placement(queues, sources)
@@ -322,19 +326,22 @@ class _Adoption:
             count = claim.published + len(batch)
             after = Claim(claim.attempt, count, count == len(records))
             scheduled = [each for each in batch if each.startswith(SCHEDULE)]
-            view = await self._cluster.read([key, KEYS.resource, INDEX, *scheduled], [QUEUE])
+            bundled = [each for each in batch if each.startswith(BUNDLE)]
+            view = await self._cluster.read([key, KEYS.resource, SCHEDULES, BUNDLES, *scheduled, *bundled], [QUEUE])
             new = [named[each] for each in batch if each in named]
             if view.entries[key].stamp != self._claimed:
                 raise SluicewayError("unavailable", f"another process is adopting a copy of {self._data}", "data")
             try:
                 writes = self._adding(view, new)
                 begun = _scheduling(view, scheduled)
+                # Their ids are random.
+                indexed = _indexing(view, bundled, BUNDLE, BUNDLES)
             except SluicewayError:
                 if not claim.published:
                     await self._put_mark(state="copying")
                 raise
-            writes.checks |= {key: self._claimed, **begun.checks}
-            writes.puts |= {**batch, **begun.puts}
+            writes.checks |= {key: self._claimed, **begun.checks, **indexed.checks}
+            writes.puts |= {**batch, **begun.puts, **indexed.puts}
             writes.put(key, after)
             if not claim.published:
                 detail = {"data": str(self._data.absolute()), "queues": len(queues), "partitions": len(refs_of(queues))}
@@ -356,7 +363,7 @@ class _Adoption:
 
         found = {QUEUE + queue.queue_name: encode_queue(queue) for queue in sorted(queues, key=depth)}
         # How far schedules have come goes first: whoever reads a schedule reads that, too.
-        others = (API_KEY, FIRED, SCHEDULE, ENDED, HISTORY, AUDIT)
+        others = (API_KEY, FIRED, SCHEDULE, BUNDLE, ENDED, HISTORY, AUDIT)
         view = await self._own.read(prefixes=others)
         for prefix in others:
             found |= {key: entry.value for key, entry in view.prefix(prefix).items()}
@@ -383,19 +390,24 @@ class _Adoption:
         return writes
 
 
-def _scheduling(view: View, keys: Iterable[str]) -> Writes:
+def _scheduling(view: View, keys: Sequence[str]) -> Writes:
     """Writes that add the schedules of these keys to the cluster's index. Raises `schedule_exists`."""
     names = [key.removeprefix(SCHEDULE) for key in keys]
-    if not names:
-        return Writes()
     if clash := next((name for name in names if SCHEDULE + name in view.entries), None):
         detail = f"the cluster has a schedule {clash!r}, too; delete one of the two (the directory's by starting its server)"
         raise SluicewayError("schedule_exists", detail, "name")
-    entry, index = view.entries.get(INDEX), index_of(view)
-    for name in names:
-        index = index.changed(name, 1)
-    writes = Writes(checks={INDEX: entry and entry.stamp, **{SCHEDULE + name: None for name in names}})
-    writes.put(INDEX, index)
+    return _indexing(view, keys, SCHEDULE, SCHEDULES)
+
+
+def _indexing(view: View, keys: Sequence[str], prefix: str, name: str) -> Writes:
+    """Writes that add the new records of these keys to the index of that name."""
+    if not keys:
+        return Writes()
+    entry, index = view.entries.get(name), index_of(view, name)
+    for key in keys:
+        index = index.changed(key.removeprefix(prefix), 1)
+    writes = Writes(checks={name: entry and entry.stamp, **dict.fromkeys(keys)})
+    writes.put(name, index)
     return writes
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import logging
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,26 +12,23 @@ from sluiceway.adapters import system
 from sluiceway.adapters.time_zones import find_zone
 from sluiceway.core.schedules.cron import parse_cron
 from sluiceway.core.schedules.timetable import Timetable
+from sluiceway.instance.indexed_records import IndexedRecords, unreadable
 from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_SCHEDULES
 from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor
 from sluiceway.model.meta import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS
-from sluiceway.model.schedule_records import Progress, ScheduleIndex, SchedulePatch, ScheduleRecord
-from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, View
+from sluiceway.model.schedule_records import Progress, SchedulePatch, ScheduleRecord
+from sluiceway.ports.meta_store import MetaStore, MetaUnknownError, View
 from sluiceway.ports.partition_store import StoreUnavailableError
-
-log = logging.getLogger(__name__)
 
 SCHEDULE: Final = "schedule/"
 FIRED: Final = "fired/"
 INDEX: Final = "schedules"
 
 _pack = msgspec.msgpack.Encoder().encode
-_record = msgspec.json.Decoder(ScheduleRecord).decode
 _progress = msgspec.msgpack.Decoder(Progress).decode
-_index = msgspec.json.Decoder(ScheduleIndex).decode
 
 
 def timetable(record: ScheduleRecord) -> Timetable:
@@ -42,64 +36,24 @@ def timetable(record: ScheduleRecord) -> Timetable:
     return Timetable(parse_cron(record.cron), find_zone(record.timezone), record.name, record.jitter)
 
 
-class Schedules:
-    """All schedules, as of the last `follow`. `heard` is called with the name of each that is new, changed or gone."""
+class Schedules(IndexedRecords[ScheduleRecord]):
+    """All schedules, as of the last `follow`, and how far each has come."""
 
     def __init__(self, meta: MetaStore, audit: AuditTrail) -> None:
-        self._meta = meta
+        super().__init__(meta, ScheduleRecord, SCHEDULE, INDEX, [FIRED])
         self._audit = audit
-        self._lock = asyncio.Lock()
-        """Held by a change of this process, which would conflict with another one, and by `follow`, which would read what was before it."""
-        self._records: dict[str, ScheduleRecord] = {}
         self._progress: dict[str, Progress] = {}
-        self._names: list[str] | None = []
-        """All names in order; None: to be sorted again."""
-        self._version = -1
-        self.heard: Callable[[str], None] = lambda _: None
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
-    async def follow(self) -> None:
-        """Take over what other processes have changed. Cheap if nothing has. Raises `unavailable`."""
-        async with self._lock:
-            await self._follow()
-
-    async def _follow(self) -> None:
-        view = await self._read([INDEX])
-        index = index_of(view)
-        behind = index.version - self._version
-        if behind == 0:
-            return
-        if self._version >= 0 and 0 < behind <= len(index.recent):
-            names = dict.fromkeys(index.recent[-behind:])
-            view = await self._read([each + name for name in names for each in (SCHEDULE, FIRED)])
-            for name in names:
-                self._take(name, view)
-        else:
-            # Of one moment, the index included.
-            view = await self._read([INDEX], [SCHEDULE, FIRED])
-            index = index_of(view)
-            found = [key.removeprefix(SCHEDULE) for key in view.entries if key.startswith(SCHEDULE)]
-            for name in {*found, *self._records}:
-                self._take(name, view)
-        self._version = index.version
-
     def _take(self, name: str, view: View) -> None:
-        entry = view.entries.get(SCHEDULE + name)
-        record = None if entry is None else _record(entry.value)
-        if record != self._records.get(name):
-            self._note(name, record)
+        super()._take(name, view)
         self._take_progress(name, view)
 
     def _note(self, name: str, record: ScheduleRecord | None) -> None:
-        if (record is None) != (name not in self._records):
-            self._names = None
         if record is None:
-            self._records.pop(name, None)
             self._progress.pop(name, None)
-        else:
-            self._records[name] = record
-        self.heard(name)
+        super()._note(name, record)
 
     def _take_progress(self, name: str, view: View) -> None:
         entry, record = view.entries.get(FIRED + name), self._records.get(name)
@@ -117,25 +71,10 @@ class Schedules:
             for name in some:
                 self._take_progress(name, view)
 
-    def find(self, name: str) -> ScheduleRecord | None:
-        return self._records.get(name)
-
-    async def get(self, name: str) -> ScheduleRecord | None:
-        """The schedule, even if another instance has just created it; None: there is none. Raises `unavailable`."""
-        if name not in self._records:
-            await self.follow()
-        return self._records.get(name)
-
     def progress(self, record: ScheduleRecord) -> Progress:
         """How far it has come, as far as this instance knows."""
         known = self._progress.get(record.name)
         return known if known is not None and known.incarnation == record.incarnation else Progress(record.incarnation, record.after)
-
-    def names(self, pivot: str = "") -> Iterator[str]:
-        """The names in order, after that one."""
-        if self._names is None:
-            self._names = sorted(self._records)
-        return itertools.islice(self._names, bisect_right(self._names, pivot), None)
 
     # ---- progress ---------------------------------------------------------------------------------------------
 
@@ -152,7 +91,7 @@ class Schedules:
             try:
                 await self._meta.commit(puts=some)
             except (MetaUnknownError, StoreUnavailableError) as error:
-                raise _unreadable(error) from error
+                raise unreadable(error) from error
 
     # ---- changes ----------------------------------------------------------------------------------------------
 
@@ -167,7 +106,7 @@ class Schedules:
 
         detail = {"cron": record.cron, "timezone": record.timezone, "jitter": format_duration(record.jitter)}
         detail |= {"catch_up": record.catch_up}
-        await self._change(record.name, created, "schedules.create", by, detail)
+        await self._record_change(record.name, created, "schedules.create", by, detail)
         return record
 
     async def update(self, name: str, patch: SchedulePatch, action: str, by: Actor, permit: Callable[[str], None]) -> ScheduleRecord:
@@ -186,7 +125,7 @@ class Schedules:
 
         detail = {each: value for each, value in patch.given().items() if each != "item"}
         detail |= {"item": "changed"} if patch.item is not None else {}
-        changed = await self._change(name, updated, action, by, detail)
+        changed = await self._record_change(name, updated, action, by, detail)
         assert changed is not None, "it was not deleted"
         return changed
 
@@ -196,9 +135,9 @@ class Schedules:
         def deleted(before: ScheduleRecord | None) -> None:
             _existing(before, name, permit)
 
-        await self._change(name, deleted, "schedules.delete", by, {})
+        await self._record_change(name, deleted, "schedules.delete", by, {})
 
-    async def _change(
+    async def _record_change(
         self,
         name: str,
         decide: Callable[[ScheduleRecord | None], ScheduleRecord | None],
@@ -206,50 +145,13 @@ class Schedules:
         by: Actor,
         detail: Mapping[str, Any],
     ) -> ScheduleRecord | None:
-        """Commit what `decide` makes of the record, None: nothing of it, and return that."""
-        where = SCHEDULE + name
-        async with self._lock:
-            while True:
-                view = await self._read([INDEX, where])
-                entry, listed = view.entries.get(where), view.entries.get(INDEX)
-                before = None if entry is None else _record(entry.value)
-                after = decide(before)
-                queue_name = next(each.queue_name for each in (after, before) if each is not None)
-                index = index_of(view).changed(name, (after is not None) - (before is not None))
-                if index.count > MAX_SCHEDULES:
-                    raise SluicewayError("invalid_request", f"there are {MAX_SCHEDULES:,} schedules, which is the maximum; delete some")
-                key, note = self._audit.entry(action, by, queue_name, {"name": name, **detail})
-                puts = {INDEX: msgspec.json.encode(index), key: note}
-                if after is not None:
-                    puts[where] = msgspec.json.encode(after)
-                checks = {where: entry and entry.stamp, INDEX: listed and listed.stamp}
-                deletes = (where, FIRED + name) if after is None else ()
-                if await self._commit(checks, puts, deletes):
-                    break
-            self._note(name, after)
-            if index.version == self._version + 1:
-                # Otherwise `follow` reads the changes of others first.
-                self._version = index.version
-            return after
+        """As `_change`, with an entry in the audit trail."""
 
-    async def _commit(self, checks: Mapping[str, int | None], puts: Mapping[str, bytes], deletes: Sequence[str]) -> bool:
-        """Returns False after a conflict with another process."""
-        try:
-            await self._meta.commit(checks, puts=puts, deletes=deletes)
-        except ConflictError:
-            return False
-        except MetaUnknownError as error:
-            detail = f"the meta store did not confirm the change: {error}; schedules.get shows it"
-            raise SluicewayError("outcome_unknown", detail) from error
-        except StoreUnavailableError as error:
-            raise _unreadable(error) from error
-        return True
+        def entry(record: ScheduleRecord) -> dict[str, bytes]:
+            return dict([self._audit.entry(action, by, record.queue_name, {"name": name, **detail})])
 
-    async def _read(self, keys: Sequence[str], prefixes: Sequence[str] = ()) -> View:
-        try:
-            return await self._meta.read(keys, prefixes)
-        except StoreUnavailableError as error:
-            raise _unreadable(error) from error
+        too_many = f"there are {MAX_SCHEDULES:,} schedules, which is the maximum; delete some"
+        return await self._change(name, decide, entry, MAX_SCHEDULES, too_many)
 
 
 def not_found(name: str) -> SluicewayError:
@@ -262,16 +164,6 @@ def _existing(record: ScheduleRecord | None, name: str, permit: Callable[[str], 
         raise not_found(name)
     permit(record.queue_name)
     return record
-
-
-def index_of(view: View) -> ScheduleIndex:
-    """The index of a view that has it, if there is one."""
-    entry = view.entries.get(INDEX)
-    return ScheduleIndex() if entry is None else _index(entry.value)
-
-
-def _unreadable(error: Exception) -> SluicewayError:
-    return SluicewayError("unavailable", f"the meta store does not answer: {error}")
 
 
 def _batches(names: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -42,6 +42,8 @@ from sluiceway.core.queue.routing import HERE, numbers_of
 from sluiceway.core.queue.timer_pacing import TimerPace
 from sluiceway.instance.adoption_mark import check_not_adopted
 from sluiceway.instance.backend_changes import BackendChanges
+from sluiceway.instance.bundle_catalog import Bundles
+from sluiceway.instance.bundle_driver import BundleDriver
 from sluiceway.instance.health import check_backends, check_meta, check_partitions
 from sluiceway.instance.problem_watch import ProblemWatch
 from sluiceway.instance.schedule_catalog import Schedules
@@ -211,6 +213,8 @@ class Service:
         self._backend_changes = BackendChanges(self._meta, self._catalog, self.ownership, self._audit, self._backends, self._changes)
         self.schedules = Schedules(self._meta, self._audit)
         self.schedule_driver = ScheduleDriver(self.schedules, self.ownership, self._meta, self._catalog.find, self.produce)
+        self.bundles = Bundles(self._meta, self._audit)
+        self.bundle_driver = BundleDriver(self.bundles, self.ownership, self._meta, self.look_up, self._router.count_bundles, self.produce)
         grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
         self._context = SharedContext(
             self._backends.get,
@@ -233,6 +237,7 @@ class Service:
             self._begin_to_follow()
         await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
         await self.schedule_driver.start()
+        await self.bundle_driver.start()
         self._spawn(self._rebalancing.coordinator.run())
         self._spawn(self._keep_compact())
         if self.room.disks:
@@ -287,6 +292,7 @@ class Service:
     async def stop(self) -> None:
         """Finish requests in flight and release the directory. Waiting leases are answered empty."""
         await self.schedule_driver.stop()
+        await self.bundle_driver.stop()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -310,6 +316,7 @@ class Service:
         """Carry out all that is due, after the clock was moved ahead."""
         await self.schedule_driver.catch_up()
         await asyncio.gather(*(driver.catch_up() for driver in self._drivers.values()))
+        await self.bundle_driver.catch_up()
 
     @property
     def meta(self) -> MetaStore:
@@ -378,6 +385,9 @@ class Service:
 
     async def tell(self, stamp: Stamp) -> None:
         await self._following.tell(stamp)
+
+    def has_bundles(self, record: QueueRecord) -> bool:
+        return self.bundles.any_left(record)
 
     def _begin_to_follow(self) -> None:
         """Follow the changes and the membership of other instances."""
@@ -549,10 +559,13 @@ class Service:
     # ---- items ------------------------------------------------------------------------------------------------
 
     async def produce(self, queue_name: str, request: Produce) -> Produced:
-        """Store items, in one partition unless the queue keeps keys together. Raises `key_conflict`, `stale_sequence`, `unavailable`,
-        `outcome_unknown`."""
+        """Store items, in one partition unless the queue keeps keys together. Raises `key_conflict`, `stale_sequence`, `bundle_not_found`,
+        `bundle_closed`, `unavailable`, `outcome_unknown`."""
+        record = self.queue(queue_name)
+        if request.bundle is not None:
+            await self.bundles.check(request.bundle, record)
         try:
-            return await self._router.produce(self.queue(queue_name), request)
+            return await self._router.produce(record, request)
         except SluicewayError as error:
             if queue_name in self._drivers:
                 self._drivers[queue_name].note_refusal(error.code)
@@ -574,6 +587,7 @@ class Service:
     async def settle(self, queue_name: str, request: Settle) -> Settled:
         """Complete, retry, release, or (staging) state outcomes. A `strict` request, too, returns the ignored ids."""
         settled = await self._router.settle(self.queue(queue_name), request)
+        self.bundle_driver.note_settled(queue_name)
         self._note_handler_times(queue_name, request)
         return settled
 
@@ -597,6 +611,7 @@ class Service:
             await asyncio.wait([settling], timeout=CONFIRM_WITHIN)
         if not settling.done() or settling.cancelled() or settling.exception() is not None:
             return leased, None
+        self.bundle_driver.note_settled(queue_name)
         self._note_handler_times(queue_name, request)
         return leased, settling.result()
 
@@ -623,7 +638,9 @@ class Service:
     async def clear(self, queue_name: str, request: Clear, by: Actor = SYSTEM) -> Cleared:
         """Drop waiting items. Raises `unavailable` for a partition that is not open; items dropped elsewhere stay dropped."""
         work = self._router.clear(await self.look_up(queue_name), request)
-        return await self.audit.recorded("queue.clear", by, queue_name, request, work)
+        cleared = await self.audit.recorded("queue.clear", by, queue_name, request, work)
+        self.bundle_driver.note_settled(queue_name)
+        return cleared
 
     async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
         """Send dead items back. Raises `invalid_request` for a target that does not exist."""
@@ -642,7 +659,9 @@ class Service:
     async def delete_items(self, queue_name: str, request: DeleteItems, by: Actor = SYSTEM) -> Deleted:
         """Drop waiting items by id. Raises as `clear`."""
         work = self._router.delete_items(self.queue(queue_name), request)
-        return await self.audit.recorded("storage/items.delete", by, queue_name, _asked(request), work)
+        deleted = await self.audit.recorded("storage/items.delete", by, queue_name, _asked(request), work)
+        self.bundle_driver.note_settled(queue_name)
+        return deleted
 
     async def run_now(self, queue_name: str, request: RunNow, by: Actor = SYSTEM) -> MadeReady:
         """Make scheduled items ready by id. Raises as `clear`."""
@@ -655,7 +674,9 @@ class Service:
         Once items have moved it raises nothing: items of partitions that failed are ignored with the error's code.
         """
         work = self._router.move_items(self.queue(queue_name), request)
-        return await self.audit.recorded("storage/items.move", by, queue_name, _asked(request, request.target), work)
+        moved = await self.audit.recorded("storage/items.move", by, queue_name, _asked(request, request.target), work)
+        self.bundle_driver.note_settled(queue_name)
+        return moved
 
     async def search(self, queue_name: str, request: Search) -> SearchedQueue:
         """Find items in the queue's partitions, from a place on. Partitions that are not open are skipped."""

@@ -106,6 +106,13 @@ KINDS: dict[str, ErrorKind] = {
         "No schedule has this name, or the API key may not use the queue of the schedule.",
         "Check the name with `schedules.list`. A key sees the schedules of the queues that it may read.",
     ),
+    "bundle_not_found": ErrorKind(
+        404,
+        False,
+        "The bundle does not exist",
+        "No bundle of this queue has this id, or it ended more than a day ago, or the API key may not use its queue.",
+        "Check the id with `bundles.list`. A bundle takes items of the queue for which it was created.",
+    ),
     "capture_not_found": ErrorKind(
         404,
         False,
@@ -142,6 +149,14 @@ KINDS: dict[str, ErrorKind] = {
         "The schedule already exists",
         "`schedules.create` was called with the name of an existing schedule. Nothing was changed.",
         "Choose another name, or change the existing schedule with `schedules.update`.",
+    ),
+    "bundle_closed": ErrorKind(
+        409,
+        False,
+        "The bundle takes no items any more",
+        "A produce named a bundle that is closed, or over. Nothing was added. Or a bundle was to be closed that has ended without a "
+        "follow-up, or to be cancelled when its follow-up was produced already.",
+        "Close a bundle only when every produce that names it is answered. For more items, create another one.",
     ),
     "queue_not_empty": ErrorKind(
         409,

@@ -92,8 +92,11 @@ MAX_SCHEDULE = 366 * 86_400_000
 MAX_SCHEDULES = 100_000
 """Schedules of one meta store: every instance holds all in memory, about 2 KB each with a small item."""
 
-MAX_SCHEDULE_ITEM = 64 << 10
-"""Bytes of a schedule's item with its fields, as JSON: it lies in the meta store, and in the memory of every instance."""
+MAX_STORED_ITEM = 64 << 10
+"""Bytes of the item of a schedule or of a bundle's follow-up, as JSON: it lies in the meta store, and in the memory of every instance."""
+
+MAX_BUNDLES = 100_000
+"""Bundles of one meta store, those that ended within a day included: every instance holds all in memory."""
 
 MAX_JITTER = 86_400_000
 """Milliseconds by which the firings of a schedule may be spread."""

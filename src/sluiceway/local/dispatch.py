@@ -35,7 +35,7 @@ from sluiceway.model.peers import (
     Shut,
     TakeKeys,
 )
-from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
+from sluiceway.model.requests import Clear, CountBundles, Extend, Lease, Peek, Produce, Redrive, Settle
 
 IncarnationOf = Callable[[str], str | None]
 """Returns the incarnation of the queue of that name; None: no such queue."""
@@ -46,7 +46,7 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, inc
 
     Raises `not_here`, before doing anything, if it names a partition that is not served here.
     """
-    if isinstance(request, Settle | Extend | DeleteItems | RunNow | Clear):
+    if isinstance(request, Settle | Extend | DeleteItems | RunNow | Clear | CountBundles):
         numbers = numbers_of(request)
         _check_here(driver, numbers)
         try:

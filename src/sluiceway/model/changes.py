@@ -42,6 +42,7 @@ class RecordKind(StrEnum):
     BLOB = "blob"
     KEY = "key"
     FAILURE = "failure"
+    BUNDLE = "bundle"
 
 
 RecordKey = tuple[RecordKind, str]

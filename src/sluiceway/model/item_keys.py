@@ -23,6 +23,7 @@ Hashes = npt.NDArray[np.uint64]
 KEY = "key"
 NO_KEY = 0
 """Hash of no key."""
+MAX_HASH = (1 << 64) - 1
 
 
 class KeyRuns(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from sluiceway.contract.queue_stats import KeyObstacle
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.inspection import Browse, DeleteItems, ListItems, MoveItems, RunNow, Search
-from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
+from sluiceway.model.requests import Clear, CountBundles, Extend, Lease, Peek, Produce, Redrive, Settle
 
 
 @dataclass(slots=True)
@@ -266,6 +266,7 @@ ShareRequest = (
     | Settle
     | Extend
     | Clear
+    | CountBundles
     | DeleteItems
     | RunNow
     | MoveItems

@@ -57,7 +57,8 @@ class ProduceKey(NamedTuple):
 class MovedItem(NamedTuple):
     """Metadata of moved items: `rows` neighbouring rows of a batch with the same history.
 
-    `expires_at` 0: never. `due_at` 0: ready. `max_lease_size`: maximum number of them in one lease (0: unlimited).
+    `expires_at` 0: never. `due_at` 0: ready. `max_lease_size`: maximum number of them in one lease (0: unlimited). `bundle`: hash of the id
+    of the bundle to which they belong, or `item_keys.NO_KEY`.
     """
 
     rows: int
@@ -66,6 +67,7 @@ class MovedItem(NamedTuple):
     expires_at: Millis = 0
     due_at: Millis = 0
     max_lease_size: int = 0
+    bundle: int = 0
 
 
 class CallPart(NamedTuple):
@@ -88,6 +90,8 @@ class Produce:
     key's home, whose intent names that partition (ADR 34): `Produced` with 0 items means that the partition has refused the key for good.
 
     `part`: these are the rows of a call whose keys are at home in that partition (ADR 53), which remembers the idempotency key itself.
+
+    `bundle`: id of the bundle to which the items belong.
     """
 
     batch: pa.RecordBatch
@@ -96,6 +100,7 @@ class Produce:
     partition: int | None = None
     lives: tuple[MovedItem, ...] = ()
     part: CallPart | None = None
+    bundle: str | None = None
 
 
 class Produced(NamedTuple):
@@ -346,6 +351,52 @@ class Cleared:
         """Add the other result to this one."""
         self.ready += other.ready
         self.scheduled += other.scheduled
+
+
+class BundleCount(NamedTuple):
+    """Items of a bundle: how many were stored, and how those that ended have ended. `dropped`: deleted, cleared, or moved to another
+    queue."""
+
+    stored: int = 0
+    completed: int = 0
+    dead: int = 0
+    dropped: int = 0
+
+    @property
+    def left(self) -> int:
+        """How many have not ended."""
+        return self.stored - self.completed - self.dead - self.dropped
+
+    def plus(self, other: BundleCount) -> BundleCount:
+        """The sum of both."""
+        return BundleCount(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+CountStep = Literal["look", "close", "forget"]
+
+
+@dataclass(slots=True)
+class CountBundles:
+    """Count the items of these bundles, by the hashes of their ids. `close`: items that are stored later do not belong to them, whichever
+    instance owns the partition. `forget`: they are over. `partitions` None: all.
+    """
+
+    request_timeout: Millis
+    bundles: tuple[int, ...]
+    step: CountStep = "look"
+    partitions: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class BundleCounts:
+    """Counts by the hash of the bundle's id."""
+
+    counts: dict[int, BundleCount] = field(default_factory=dict)
+
+    def add(self, other: BundleCounts) -> None:
+        """Add the other result to this one."""
+        for bundle, count in other.counts.items():
+            self.counts[bundle] = count.plus(self.counts.get(bundle, BundleCount()))
 
 
 @dataclass(slots=True)

@@ -71,19 +71,3 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     through: Millis
     fired: Fired | None = None
     failed: Failed | None = None
-
-
-class ScheduleIndex(msgspec.Struct, frozen=True):
-    """Which schedules changed last. `version` counts the changes; `recent` names the latest, oldest first, so that a process that has seen
-    them but for a few need not read all schedules."""
-
-    version: int = 0
-    count: int = 0
-    recent: tuple[str, ...] = ()
-
-    def changed(self, name: str, count: int) -> ScheduleIndex:
-        """The index after a change of that schedule, by which their number rose by `count`."""
-        return ScheduleIndex(self.version + 1, self.count + count, (*self.recent, name)[-MAX_RECENT:])
-
-
-MAX_RECENT = 100

@@ -18,6 +18,7 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
+from sluiceway.server.bundle_calls import BundleCalls
 from sluiceway.server.endpoints import Endpoint, Page
 from sluiceway.server.fast_path import Direct, WholeRequest
 from sluiceway.server.guard import OpenDoor
@@ -123,6 +124,7 @@ class App:
             InspectionCalls(service, self.answer_memory),
             RebalanceCalls(service),
             ScheduleCalls(service),
+            BundleCalls(service),
             InstanceCalls(service),
         )
         self.endpoints = [*(endpoint for room in rooms for endpoint in room.endpoints()), *fittings.endpoints]

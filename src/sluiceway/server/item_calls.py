@@ -46,6 +46,8 @@ class ItemCalls:
                     "too_many_items",
                     "key_conflict",
                     "stale_sequence",
+                    "bundle_not_found",
+                    "bundle_closed",
                     "queue_paused",
                     "storage_full",
                     "partition_damaged",

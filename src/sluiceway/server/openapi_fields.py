@@ -261,6 +261,21 @@ _SCHEDULES: Final = {
     "NextTimesCall.after": "The times after this one; null: after now.",
 }
 
+_BUNDLES: Final = {
+    "ProduceCall.bundle": "Id of the bundle to which the items belong.",
+    "ProduceFields.bundle": "Id of the bundle to which the items belong.",
+    "CreateBundleCall.queue_name": "The queue of its items.",
+    "CreateBundleCall.items": "Close it when so many items are stored; null: by `bundles.close` alone.",
+    "CreateBundleCall.follow_up": "The follow-up: an item that is produced when all items have ended; null: none.",
+    "FollowUpCall.queue_name": "The queue that gets the item.",
+    "FollowUpCall.item": "The item. The server adds the headers `bundle`, `bundle_stored`, `bundle_completed`, `bundle_dead`, "
+    "`bundle_dropped`.",
+    "BundleCall.id": "Id of the bundle.",
+    "BundleInfo.id": "Id of the bundle.",
+    "ListBundlesCall.queue_name": "Only bundles of this queue; null: of all that the key may read.",
+    "ListBundlesCall.pivot": "Where the page begins: after that id; null: at the first.",
+}
+
 _HEALTH: Final = {
     "alive": "Always true.",
     "Health.status": "`pass` when the server is ready, `fail` otherwise.",
@@ -283,5 +298,17 @@ _HEALTH: Final = {
 }
 
 FIELDS: Final[dict[str, str]] = (
-    _CALLS | _ITEMS | _ANSWERS | _SETTINGS | _PROBLEM | _STORAGE | _ADMIN | _CLUSTER | _REBALANCES | _CONSUMERS | _SCHEDULES | _HEALTH
+    _CALLS
+    | _ITEMS
+    | _ANSWERS
+    | _SETTINGS
+    | _PROBLEM
+    | _STORAGE
+    | _ADMIN
+    | _CLUSTER
+    | _REBALANCES
+    | _CONSUMERS
+    | _SCHEDULES
+    | _BUNDLES
+    | _HEALTH
 )

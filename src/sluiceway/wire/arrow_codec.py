@@ -61,7 +61,7 @@ def produce_request(query: ProduceFields, body: bytes, record: QueueRecord, now:
     """
     rows = read_stream(body, _PRODUCE, MAX_ITEMS_ARROW)
     check_batch(rows, now)
-    return Produce(as_few(rows) or _in_order(rows), request_timeout(query.request_timeout), query.key(record))
+    return Produce(as_few(rows) or _in_order(rows), request_timeout(query.request_timeout), query.key(record), bundle=query.bundle)
 
 
 def _in_order(rows: pa.RecordBatch) -> pa.RecordBatch:

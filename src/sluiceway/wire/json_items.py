@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
+from sluiceway.contract.bundle_answers import BundleId
 from sluiceway.contract.fields import ONE_PAYLOAD, SOME_JSON, Duration, ItemIdText, ItemKey, Label, LeaseIdText, ShortText, TimeText
 from sluiceway.kernel.clock import Millis, check_duration, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
@@ -25,6 +26,7 @@ from sluiceway.kernel.limits import (
     MAX_TEXT_BYTES,
 )
 from sluiceway.kernel.names import check_text
+from sluiceway.model.bundle_records import BUNDLE_GROUP
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Lease, Peek, Produce, ProduceKey
@@ -58,12 +60,13 @@ class ProduceFields(Call):
     idempotency_group: Label | None = None
     idempotency_sequence: Natural | None = None
     idempotency_window: Duration | None = None
+    bundle: BundleId | None = None
 
     def key(self, record: QueueRecord) -> ProduceKey | None:
         """The idempotency key; None: the call has none. Raises `invalid_request`."""
         key = given_text(self.idempotency_key, "idempotency_key")
         group = given_text(self.idempotency_group, "idempotency_group")
-        for own in (TRANSFER_GROUP, MOVE_GROUP, SCHEDULE_GROUP):
+        for own in (TRANSFER_GROUP, MOVE_GROUP, SCHEDULE_GROUP, BUNDLE_GROUP):
             if group is not None and group.startswith(own):
                 raise invalid("idempotency_group", f"names that begin with {own} are reserved for the server")
         if group is None and self.idempotency_sequence is not None:
@@ -105,7 +108,7 @@ class ProduceCall(ProduceFields, kw_only=True):
         if batch is None:
             batch = batch_of(self.items)
             check_batch(batch, now)
-        return Produce(batch, request_timeout(self.request_timeout), self.key(record))
+        return Produce(batch, request_timeout(self.request_timeout), self.key(record), bundle=self.bundle)
 
 
 def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
@@ -24,13 +24,13 @@ from sluiceway.contract.schedule_answers import (
 )
 from sluiceway.kernel.clock import Millis, check_duration, format_duration, format_time, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_JITTER, MAX_SCHEDULE_ITEM
+from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_JITTER
 from sluiceway.kernel.names import QUEUE_NAME
 from sluiceway.model.schedule_records import Failed, Progress, SchedulePatch, ScheduleRecord
 from sluiceway.model.small_batch import SmallBatch
 from sluiceway.wire.decoding import Call, JsonDecoder
-from sluiceway.wire.item_limits import check_batch
-from sluiceway.wire.json_items import Item, batch_of, to_small_batch
+from sluiceway.wire.json_items import Item
+from sluiceway.wire.stored_items import fields_of, rows_of, stored_item
 
 _ItemField = Annotated[Item, ONE_PAYLOAD]
 NAME_HEADER = "schedule"
@@ -127,8 +127,6 @@ decode_update = JsonDecoder(UpdateScheduleCall)
 decode_schedule = JsonDecoder(ScheduleCall)
 decode_list = JsonDecoder(ListSchedulesCall)
 decode_next = JsonDecoder(NextTimesCall)
-_item = msgspec.json.Decoder(Item).decode
-_fields = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def _jitter(text: str) -> Millis:
@@ -136,37 +134,16 @@ def _jitter(text: str) -> Millis:
 
 
 def _stored(item: Item, name: str) -> msgspec.Raw:
-    """The item as it is stored: the fields that are given. Raises `invalid_request` for one that could not be produced."""
-    if item.enqueue_at is not None:
-        raise invalid("item.enqueue_at", "the schedule says when; leave it out")
-    for header in (NAME_HEADER, TIME_HEADER):
-        if header in (item.headers or ()):
-            raise invalid("item.headers", f"the header {header} is set by the server")
-    given = {
-        field: value for field, value in zip(item.__struct_encode_fields__, msgspec.structs.astuple(item), strict=True) if value is not None
-    }
-    stored = msgspec.json.encode(given)
-    if len(stored) > MAX_SCHEDULE_ITEM:
-        raise invalid("item", f"larger than {MAX_SCHEDULE_ITEM:,} bytes as JSON")
-    try:
-        item_for(stored, name, 0)
-    except SluicewayError as error:
-        # The codec of a produce counts the items.
-        field, _, what = error.detail.removeprefix("items[0].").partition(": ")
-        raise invalid(f"item.{field}", what) from None
-    return msgspec.Raw(stored)
+    return stored_item(item, _headers(name, 0), "schedule")
+
+
+def _headers(name: str, at: Millis | None) -> dict[str, str]:
+    return {NAME_HEADER: name, **({} if at is None else {TIME_HEADER: format_time(at)})}
 
 
 def item_for(stored: bytes, name: str, at: Millis | None) -> SmallBatch | pa.RecordBatch:
     """The item to produce for the time `at` of that schedule; None: for none. Always the same for the same arguments."""
-    item = _item(stored)
-    item.headers = {**(item.headers or {}), NAME_HEADER: name, **({} if at is None else {TIME_HEADER: format_time(at)})}
-    few = to_small_batch([item])
-    if few is not None:
-        return few
-    batch = batch_of([item])
-    check_batch(batch, at or 0)
-    return batch
+    return rows_of(stored, _headers(name, at), at or 0)
 
 
 # ---- answers --------------------------------------------------------------------------------------------------
@@ -181,7 +158,7 @@ def info(record: ScheduleRecord, progress: Progress, next_at: Millis | None) -> 
         jitter=format_duration(record.jitter),
         catch_up=record.catch_up,
         paused=record.paused,
-        item=_fields(record.item),
+        item=fields_of(record.item),
         created_at=time_field(record.created_at),
         updated_at=time_field(record.updated_at),
         next_at=time_field(next_at),

@@ -68,8 +68,10 @@ from sluiceway.model.peers import (
 )
 from sluiceway.model.problems import Problems
 from sluiceway.model.requests import (
+    BundleCounts,
     Clear,
     Cleared,
+    CountBundles,
     Explanation,
     Extend,
     Extended,
@@ -104,6 +106,7 @@ versions refuse each other's messages.
 8: items can have a key.
 9: keys can be counted.
 10: the parts of a call that was divided by keys name their slots. A slot's new home serves it once the former one has nothing of it left.
+    Items can belong to a bundle.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
@@ -127,6 +130,7 @@ KINDS_OF_REQUESTS: Final = {
         Kind(Settle, Settled),
         Kind(Extend, Extended),
         Kind(Clear, Cleared),
+        Kind(CountBundles, BundleCounts),
         Kind(DeleteItems, Deleted),
         Kind(RunNow, MadeReady),
         Kind(MoveItems, MovedAway),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from sluiceway.client import (
     admin_calls,
     answers,
+    bundle_calls,
     consumer_common,
     item_calls,
     producer_common,
@@ -26,6 +27,7 @@ from sluiceway.client.item_calls import Check, Key, Retry, State, Verdict
 from sluiceway.client.protocol import Duration
 from sluiceway.client.queue_calls import Settings, Verb
 from sluiceway.client.rebalance_calls import Drain
+from sluiceway.contract.bundle_answers import BundleInfo, BundlePage
 from sluiceway.contract.capture_answers import TaskGroup, TaskList
 from sluiceway.contract.consumer_answers import ConsumerPage
 from sluiceway.contract.history_answers import QueueHistory
@@ -51,10 +53,10 @@ class AsyncClient:
     A failed attempt is repeated for `retry_for`, with growing, jittered pauses. An attempt that surely did nothing but may succeed later
     (`unavailable`, `storage_full`, `queue_paused`, `too_many_requests`, no connection) is repeated for every call. An attempt whose outcome
     is unknown is repeated only if that is safe: not for `create_queue`, `delete_queue`, `redrive` (but for a dry run), `rebalance`,
-    `rebalance_many`, `cancel_rebalance`, `create_key`, `create_schedule`, `run_schedule`, `delete_schedule`, an `update_queue` with a
-    `version`, a `lease` without a `lease_key`, and a produce without a key. A call that is not repeated again raises its last error, or
-    `outcome_unknown` if an earlier attempt may have taken effect. A single attempt takes at most its `request_timeout` (30 s) and a few
-    seconds. `retry_for="0s"` never repeats.
+    `rebalance_many`, `cancel_rebalance`, `create_key`, `create_schedule`, `run_schedule`, `delete_schedule`, `create_bundle`, an
+    `update_queue` with a `version`, a `lease` without a `lease_key`, and a produce without a key. A call that is not repeated again raises
+    its last error, or `outcome_unknown` if an earlier attempt may have taken effect. A single attempt takes at most its `request_timeout`
+    (30 s) and a few seconds. `retry_for="0s"` never repeats.
 
     With `generate_keys`, a produce without a key is given a generated one, so that repeating it never stores an item twice. The server
     remembers that key for ten minutes (longer if the call may take longer), and at most a million keys per partition.
@@ -214,6 +216,7 @@ class AsyncClient:
         idempotency_group: str | None = None,
         idempotency_sequence: int | None = None,
         idempotency_window: Duration | None = None,
+        bundle: str | None = None,
     ) -> answers.Produced:
         """Store up to 1,000 items in one partition, all of them durably or none. Returns their ids. A queue that keeps the items of a key
         together divides them: `outcome_unknown` then says that some may be stored.
@@ -223,10 +226,10 @@ class AsyncClient:
         A repeat with the same `idempotency_key` stores nothing and returns the first call's answer; with other items it raises
         `key_conflict`. The server remembers the key for `idempotency_window` (the queue's: 24 hours by default). With an
         `idempotency_group` it remembers the key until the group's `idempotency_sequence` rises; a lower sequence raises `stale_sequence`.
-        Raises `queue_paused`.
+        The items belong to the `bundle`, if it is given (`create_bundle`). Raises `queue_paused`, `bundle_closed`.
         """
         given = Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
-        return await self._channel.run(item_calls.produce(queue_name, items, request_timeout, self._key(given, request_timeout)))
+        return await self._channel.run(item_calls.produce(queue_name, items, request_timeout, self._key(given, request_timeout), bundle))
 
     async def produce_arrow(
         self,
@@ -238,6 +241,7 @@ class AsyncClient:
         idempotency_group: str | None = None,
         idempotency_sequence: int | None = None,
         idempotency_window: Duration | None = None,
+        bundle: str | None = None,
     ) -> answers.Produced:
         """Store up to 10,000 rows; otherwise as `produce`.
 
@@ -249,7 +253,8 @@ class AsyncClient:
 
         given = Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
         stream = write_stream(rows)
-        return await self._channel.run(item_calls.produce_stream(queue_name, stream, request_timeout, self._key(given, request_timeout)))
+        call = item_calls.produce_stream(queue_name, stream, request_timeout, self._key(given, request_timeout), bundle)
+        return await self._channel.run(call)
 
     async def lease(
         self,
@@ -535,15 +540,17 @@ class AsyncClient:
         max_buffered: int = 16 << 20,
         request_timeout: Duration | None = None,
         retry_for: Duration | None = None,
+        bundle: str | None = None,
     ) -> AsyncProducer:
         """Return a producer, which takes items one by one and stores them in batches. Use it as a context manager.
 
         Items are sent at once while no batch is in flight, and else wait up to `linger` for others. A batch has up to `max_batch` items and
         `max_bytes` bytes of payload. Up to `max_in_flight` batches are sent at once, and `send` waits while `max_buffered` bytes are
-        buffered. Each call is repeated for `retry_for` (four times the client's). Raises `invalid_request` for an option out of bounds.
+        buffered. Each call is repeated for `retry_for` (four times the client's). The items belong to the `bundle`, if it is given. Raises
+        `invalid_request` for an option out of bounds.
         """
         patience = producer_common.patience(retry_for, producer_common.DELIVERY_RETRIES * self._channel.retry_for)
-        posting = producer_common.Posting(queue_name, request_timeout, patience)
+        posting = producer_common.Posting(queue_name, request_timeout, patience, bundle)
         limits = producer_common.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
         return AsyncProducer(self._channel.run, posting, limits)
 
@@ -776,6 +783,38 @@ class AsyncClient:
         Raises `capture_not_found`, and `unavailable` if the capture's log cannot be read.
         """
         return await self._channel.run(admin_calls.get_tasks(name))
+
+    # -- bundles -------------------------------------------------------------------------------------------------------
+
+    async def create_bundle(
+        self, queue_name: str, *, follow_up: object = None, follow_up_queue: str | None = None, items: int | None = None
+    ) -> BundleInfo:
+        """Create a bundle of items of a queue, and return it. Produce its items with `bundle=` its `id`, in any number of calls.
+
+        When it is closed and all items have ended (completed, dead, or dropped), `follow_up`, a payload or an `Item`, is produced once into
+        `follow_up_queue` (that of the items). With `items`, the bundle is closed when so many are stored; otherwise by `close_bundle`.
+        """
+        return await self._channel.run(bundle_calls.create_bundle(queue_name, follow_up, follow_up_queue, items))
+
+    async def get_bundle(self, id: str) -> BundleInfo:
+        """Return a bundle with the counts of its items. Raises `bundle_not_found`, as every call on a bundle does."""
+        return await self._channel.run(bundle_calls.get_bundle(id))
+
+    async def list_bundles(self, *, queue_name: str | None = None, pivot: str | None = None, limit: int | None = None) -> BundlePage:
+        """Return a page of up to `limit` bundles (100; at most 1,000) by id, beginning after `pivot`: of one queue, or of all.
+
+        Pass its `next` as the `pivot` of the next page. A bundle that has ended is listed for a day.
+        """
+        return await self._channel.run(bundle_calls.list_bundles(queue_name, pivot, limit))
+
+    async def close_bundle(self, id: str) -> BundleInfo:
+        """Close a bundle, and return it: it takes no more items. Call it when every produce that names the bundle is answered. Raises
+        `bundle_closed` for one that was cancelled or has expired."""
+        return await self._channel.run(bundle_calls.close_bundle(id))
+
+    async def cancel_bundle(self, id: str) -> BundleInfo:
+        """End a bundle without its follow-up, and return it. Its items stay. Raises `bundle_closed` for one whose follow-up is produced."""
+        return await self._channel.run(bundle_calls.cancel_bundle(id))
 
     # -- schedules -----------------------------------------------------------------------------------------------------
 

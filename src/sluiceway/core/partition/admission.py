@@ -35,8 +35,8 @@ class Admission:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is ready, leased, scheduled or in transfer."""
-        return not self._log.extents and not self._log.dues
+        """Whether nothing is ready, leased, scheduled or in transfer, and no bundle needs its counts."""
+        return not self._log.extents and not self._log.dues and not self._log.bundles
 
     def refuses(self, key: ProduceKey | None, part: CallPart | None = None) -> bool:
         """Whether a produce must go elsewhere, or wait. A part belongs where its items' keys are, whatever its idempotency key is.

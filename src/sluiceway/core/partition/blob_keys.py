@@ -1,12 +1,14 @@
-"""Which rows of a blob have which key, without their payload: a part of the blob's record."""
+"""Which rows of a blob have which key, or belong to which bundle, without their payload: a part of the blob's record."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
+from pyroaring import BitMap
 
 from sluiceway.model.item_keys import NO_KEY, KeyRuns
 from sluiceway.model.requests import Offsets
@@ -54,6 +56,15 @@ class BlobKeys:
         end = bisect_left(self._starts, first + rows)
         edges = [first, *self._starts[begin + 1 : end], first + rows]
         return self._hashes[begin:end].tolist(), [until - start for start, until in pairwise(edges)]
+
+    def count(self, rows: BitMap) -> Iterator[tuple[int, int]]:
+        """The keys of those rows, at least one: each run of them with the number of its rows that are among them. NO_KEY is left out."""
+        first = rows.min()
+        for key, items in zip(*self.split(first, rows.max() - first + 1), strict=True):
+            among = rows.range_cardinality(first, first + items) if key != NO_KEY else 0
+            if among:
+                yield key, among
+            first += items
 
     def split_sorted(self, rows: Offsets) -> KeyCounts:
         """The same of any rows, sorted."""

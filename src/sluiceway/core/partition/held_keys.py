@@ -113,6 +113,6 @@ def _behind(partition: Partition, key: int) -> int:
 def _keys_of(blob: Blob, rows: Offsets) -> Iterator[tuple[int, int, int]]:
     """The keys of those sorted rows, each with its first row and their number, perhaps in several pieces."""
     at = 0
-    for key, count in ((NO_KEY, len(rows)),) if blob.keys is None else blob.keys.split_sorted(rows):
+    for key, count in zip(*([NO_KEY], [len(rows)]) if blob.keys is None else blob.keys.split_sorted(rows), strict=True):
         yield key, int(rows[at]), count
         at += count

@@ -19,7 +19,7 @@ from pyroaring import BitMap
 
 from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.admission import Admission, is_move
-from sluiceway.core.partition.blob_builder import due_times
+from sluiceway.core.partition.blob_builder import NO_BUNDLE, due_times
 from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.closed_leases import ClosedLeases
 from sluiceway.core.partition.idempotency_keys import PART, PLACED, KeyMemory, KeyResult, SlotPlace, places_of, slot_rows
@@ -51,8 +51,20 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
-from sluiceway.model.item_keys import rows_of_slots
-from sluiceway.model.requests import DONE, RELEASE, CallPart, Disposition, Failure, MovedItem, Offsets, ProduceKey, Settled
+from sluiceway.model.item_keys import KeyRuns, hash_of, rows_of_slots
+from sluiceway.model.requests import (
+    DONE,
+    RELEASE,
+    BundleCounts,
+    CallPart,
+    CountBundles,
+    Disposition,
+    Failure,
+    MovedItem,
+    Offsets,
+    ProduceKey,
+    Settled,
+)
 from sluiceway.model.small_batch import Rows
 from sluiceway.model.small_batch import digest as digest_of
 
@@ -124,9 +136,11 @@ class Partition:
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
-    def produce(self, batch: Rows, now: Millis, key: ProduceKey | None = None, lives: Sequence[MovedItem] = ()) -> Placed:
-        """Append the rows; rows due later wait beside the line. `lives` marks rows moved from another partition. Raises `key_conflict`, and
-        what `KeyMemory.find` raises.
+    def produce(
+        self, batch: Rows, now: Millis, key: ProduceKey | None = None, lives: Sequence[MovedItem] = (), bundle: str | None = None
+    ) -> Placed:
+        """Append the rows; rows due later wait beside the line. `lives` marks rows moved from another partition; `bundle`: the bundle to
+        which they belong. Raises `key_conflict`, and what `KeyMemory.find` raises.
 
         Does not check whether the partition accepts them: see `Admission.refuses`.
         """
@@ -138,12 +152,14 @@ class Partition:
             seen = self.keys.find(key)
             if seen is not None and not self.keys.is_sure(key, seen):
                 return self._repeat(key, seen, digest)
-        placed = self._store(batch, now, lives)
+        placed = self._store(batch, now, lives, bundle)
         if key is not None:
             self.keys.remember(key, KeyResult(digest, placed.first_offset, placed.items), self.log.header.now)
         return placed
 
-    def produce_by_home(self, batch: Rows, now: Millis, key: ProduceKey, target: int | None) -> Placed | Intended:
+    def produce_by_home(
+        self, batch: Rows, now: Millis, key: ProduceKey, target: int | None, bundle: str | None = None
+    ) -> Placed | Intended:
         """Produce at the key's home. A new key only notes `target` as the partition that takes the rows (None: this one). An earlier intent
         is returned, unless its target surely has nothing.
 
@@ -158,10 +174,10 @@ class Partition:
                 raise SluicewayError("outcome_unknown", detail)
             return Intended(seen.partition, seen, self.keys)
         if target is None or (seen is not None and not seen.is_intent):
-            return self.produce(batch, now, key)
+            return self.produce(batch, now, key, bundle=bundle)
         return Intended(target, self.keys.intend(key, batch.num_rows, target, self.log.record_time(now)), self.keys)
 
-    def produce_by_intent(self, batch: Rows, now: Millis, key: ProduceKey, takes: bool) -> Placed | None:
+    def produce_by_intent(self, batch: Rows, now: Millis, key: ProduceKey, takes: bool, bundle: str | None = None) -> Placed | None:
         """Produce at the target of an intent: the rows are taken once, or refused for good (None).
 
         `takes`: whether the partition takes items now. If not, it refuses an unknown key, durably.
@@ -176,15 +192,15 @@ class Partition:
         digest = digest_of(batch)
         if seen is not None:
             return self._repeat(key, seen, digest)
-        placed = self._store(batch, now, ())
+        placed = self._store(batch, now, (), bundle)
         self.keys.remember(key, KeyResult(digest, placed.first_offset, placed.items), self.log.header.now, PLACED)
         return placed
 
-    def produce_part(self, batch: Rows, now: Millis, key: ProduceKey | None, part: CallPart) -> Placed:
+    def produce_part(self, batch: Rows, now: Millis, key: ProduceKey | None, part: CallPart, bundle: str | None = None) -> Placed:
         """Store the rows of a part of a divided call: of a repetition, those of slots of which none are known. Raises what `produce`
         raises."""
         if key is None:
-            return self._store(batch, now, ())
+            return self._store(batch, now, (), bundle)
         self.keys.forget_old(now)
         seen = self.keys.find(key, PART)
         if seen is not None and seen.digest != part.digest:
@@ -194,7 +210,7 @@ class Partition:
         known = batch.num_rows - sum(rows for _, rows in missing)
         if missing:
             rows = rows_of_slots(batch, part.slots, {slot for slot, _ in missing}) if known else batch
-            first = self._store(rows, now, ()).first_offset
+            first = self._store(rows, now, (), bundle).first_offset
             new = KeyResult(part.digest, first, rows.num_rows, parts=(slot_rows(first, missing),))
             places |= places_of(new)
             if seen is not None:
@@ -215,14 +231,15 @@ class Partition:
         self.log.changed = True
         return Placed(seen.first_offset, seen.count, True, seen.partition)
 
-    def _store(self, batch: Rows, now: Millis, lives: Sequence[MovedItem]) -> Placed:
+    def _store(self, batch: Rows, now: Millis, lives: Sequence[MovedItem], bundle: str | None) -> Placed:
         log = self.log
         at = log.record_time(now)
         first, count = log.header.next, batch.num_rows
         if lives:
             self.transfers.arrive(batch, lives, now)
         elif count:
-            forming, row = log.forming_for(batch, at)
+            bundles = NO_BUNDLE if bundle is None else KeyRuns((0,), (log.bundles.store(hash_of(bundle), count),))
+            forming, row = log.forming_for(batch, at, bundles)
             log.header.next += count
             log.header.produced += count
             log.append_new(forming.blob, row, count, due_times(batch, now), now, self.expire_timeout)
@@ -424,6 +441,7 @@ class Partition:
             self.log.failures.note(lease, positions, Failure(0, now, lease.client_id, reason, trace, host, handler_time))
         if disposition.verdict == "done":
             self.log.header.completed += len(positions)
+            self.log.bundles.end_of("completed", by_part(lease, positions))
             if self.repeated:
                 self.repeated.settled(lease, positions)
         elif disposition.verdict == "dead":
@@ -532,6 +550,7 @@ class Partition:
 
     def _dead_letter(self, lease: LeaseState, positions: BitMap, reason: str) -> None:
         """Send those positions of a lease to the dead queue (they keep their offsets), or drop them."""
+        self.log.bundles.end_of("dead", by_part(lease, positions))
         if self.repeated:
             self.repeated.settled(lease, positions)
         if self.keeps_dead:
@@ -550,13 +569,26 @@ class Partition:
             taken = log.take_out(extent, extent.waiting(log.at(extent)))
             if taken:
                 dropped += len(taken)
-                log.close_positions(extent, len(taken))
+                log.end_waiting("dropped", extent, taken)
         for due in list(log.dues.values()) if scheduled else []:
             log.unschedule(due)
             undue += len(due.rows)
+            log.bundles.end("dropped", due.blob, due.rows)
             log.free(due.blob, len(due.rows))
         log.header.cleared += dropped + undue
         return dropped, undue
+
+    # ---- bundles ----------------------------------------------------------------------------------------------
+
+    def count_bundles(self, request: CountBundles) -> BundleCounts:
+        """Count the items of bundles, after the request's step. Idempotent."""
+        ledger = self.log.bundles
+        for bundle in request.bundles:
+            if request.step == "close":
+                ledger.close(bundle, takes_items=not self.log.header.shut)
+            elif request.step == "forget":
+                ledger.forget(bundle)
+        return BundleCounts({bundle: ledger.count(bundle) for bundle in request.bundles})
 
     # ---- time -------------------------------------------------------------------------------------------------
 
@@ -644,7 +676,7 @@ class Partition:
                 transfer.failures = self.log.failures.told(transfer)
             else:
                 self.log.header.dead += len(taken)
-            self.log.close_positions(extent, len(taken))
+            self.log.end_waiting("dead", extent, taken)
         return len(taken)
 
     # ---- changes ----------------------------------------------------------------------------------------------
@@ -652,7 +684,8 @@ class Partition:
     @property
     def is_changed(self) -> bool:
         """Whether there is anything to write."""
-        return self.log.changed or bool(self.log.touched or self.keys.touched or self.log.failures.touched)
+        log = self.log
+        return log.changed or bool(log.touched or self.keys.touched or log.failures.touched or log.bundles.touched)
 
     def take_changes(self) -> tuple[Changes, dict[int, Rows]] | None:
         """Return everything since the last call as one change set, and the new blobs' rows; None if nothing changed."""
@@ -665,9 +698,10 @@ class Partition:
         records = {(kind, str(number)): self._record((kind, number)) for kind, number in log.touched}
         records |= {(RecordKind.KEY, key): self.keys.record(key) for key in self.keys.touched}
         records |= {(RecordKind.FAILURE, str(number)): log.failures.record(number) for number in log.failures.touched}
+        records |= {(RecordKind.BUNDLE, str(bundle)): log.bundles.record(bundle) for bundle in log.bundles.touched}
         puts = {name: data for name, data in records.items() if data is not None}
         changes = Changes(self.txn, pack(log.header), puts, records.keys() - puts.keys(), blobs, dropped, compacted)
-        log.touched, log.changed, self.keys.touched, log.failures.touched = {}, False, {}, {}
+        log.touched, log.changed, self.keys.touched, log.failures.touched, log.bundles.touched = {}, False, {}, {}, {}
         return changes, fresh
 
     def _record(self, name: RecordName) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from sluiceway.core.partition.records import (
     LeaseState,
     Part,
     by_part,
+    rows_of_part,
     to_array,
     unpack_bits,
     unpack_blob,
@@ -89,19 +90,30 @@ def _slice(part: Part, rows: Offsets, offsets: Offsets, handled: bool) -> Slice:
 
 
 def lives_of(transfer: LeaseState) -> tuple[MovedItem, ...]:
-    """Moved-item metadata of a transfer inside the queue: one entry for each of its `open_slices`."""
+    """Moved-item metadata of a transfer inside the queue, for the rows of its `open_slices`: one entry for each slice, or, where a slice
+    has items of several bundles, for each run of one."""
     due_at = transfer.due_at()
     return tuple(
         MovedItem(
-            len(those),
+            items,
             part.extent.blob.written_at,
             part.extent.attempts,
             part.extent.expires_at,
             due_at.get(part.base, 0),
             part.extent.max_lease_size,
+            bundle,
         )
         for part, those in by_part(transfer, transfer.open_positions())
+        for bundle, items in _by_bundle(part, those)
     )
+
+
+def _by_bundle(part: Part, positions: BitMap) -> Iterable[tuple[int, int]]:
+    """The runs of items of a bundle at those positions, in order: the bundle, or NO_KEY, and the number of items."""
+    bundles = part.extent.blob.bundles
+    if bundles is None:
+        return [(NO_KEY, len(positions))]
+    return zip(*bundles.split_sorted(to_array(rows_of_part(part, positions))), strict=True)
 
 
 def ready_slices(partition: Partition, limit: int) -> list[Slice]:
@@ -315,6 +327,7 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
             kept=blob.kept,
             reasons=blob.reasons,
             keys=BlobKeys(blob.keys) if blob.keys else None,
+            bundles=BlobKeys(blob.bundles) if blob.bundles else None,
         )
     _load_line(partition, sorted(records[RecordKind.EXTENT]))
     firsts = list(partition.log.extents)
@@ -322,6 +335,8 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
         _load_lease(partition, number, unpack_lease(data), firsts)
     for number, data in sorted(records[RecordKind.FAILURE]):
         partition.log.failures.load(number, data)
+    for number, data in records[RecordKind.BUNDLE]:
+        partition.log.bundles.load(number, data)
     for number, data in records[RecordKind.DUE]:
         due = unpack_due(data)
         rows = unpack_bits(due.rows)

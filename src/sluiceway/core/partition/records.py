@@ -58,7 +58,8 @@ class Blob:
     """A batch of rows, numbered by the first offset given to its first row. `open` counts the rows not settled yet.
 
     A blob with `pins` stays even when all rows are settled. A compacted blob is stored with only `kept` rows (0: all), and `nbytes` is
-    their size. `reasons`: why its rows died, where they did. `keys`: which rows have which key; None: none has one.
+    their size. `reasons`: why its rows died, where they did. `keys`: which rows have which key; None: none has one. `bundles`: the same of
+    the bundles to which they belong.
     """
 
     number: int
@@ -71,6 +72,7 @@ class Blob:
     kept: int = 0
     reasons: tuple[ReasonGroup, ...] = ()
     keys: BlobKeys | None = None
+    bundles: BlobKeys | None = None
 
     @property
     def stored_rows(self) -> int:
@@ -293,6 +295,7 @@ class BlobRecord(msgspec.Struct, array_like=True):
     kept: int = 0
     reasons: tuple[ReasonGroup, ...] = ()
     keys: bytes = b""
+    bundles: bytes = b""
 
 
 class ExtentRecord(msgspec.Struct, array_like=True):
@@ -353,8 +356,8 @@ def from_array(values: Offsets) -> BitMap:
 
 
 def blob_bytes(blob: Blob) -> bytes:
-    keys = b"" if blob.keys is None else blob.keys.packed()
-    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept, blob.reasons, keys))
+    keys, bundles = (b"" if each is None else each.packed() for each in (blob.keys, blob.bundles))
+    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept, blob.reasons, keys, bundles))
 
 
 _PLAIN = b"\x01"

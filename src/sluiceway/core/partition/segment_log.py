@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 from pyroaring import BitMap
 
-from sluiceway.core.partition.blob_builder import Forming, runs
+from sluiceway.core.partition.blob_builder import NO_BUNDLE, Forming, runs
+from sluiceway.core.partition.bundle_ledger import BundleLedger, Ending
 from sluiceway.core.partition.failures import FailureNotes
 from sluiceway.core.partition.key_flows import KeyFlows, KeyRules, Taking
 from sluiceway.core.partition.records import Blob, Due, Extent, Header, LeaseState, Part, from_array, slots_in, to_array
@@ -21,6 +22,7 @@ from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_CLOCK_STEP, MIN_SPARSE_BYTES, SPARSE_FACTOR
 from sluiceway.model.changes import RecordKind
+from sluiceway.model.item_keys import KeyRuns
 from sluiceway.model.requests import Offsets
 from sluiceway.model.small_batch import Rows
 
@@ -51,6 +53,7 @@ class SegmentLog:
         """Snapshots being read page by page. In memory only: a newly loaded partition has none."""
         self.min_sparse_bytes = MIN_SPARSE_BYTES
         self.failures = FailureNotes()
+        self.bundles = BundleLedger()
         self._sparse: dict[int, bool] = {}
         """Blobs kept by few open rows, and whether the last `long_sparse` saw them."""
         self._compacted: dict[int, bytes] = {}
@@ -105,7 +108,7 @@ class SegmentLog:
 
     # ---- append -----------------------------------------------------------------------------------------------
 
-    def forming_for(self, batch: Rows, written_at: Millis) -> tuple[Forming, int]:
+    def forming_for(self, batch: Rows, written_at: Millis, bundles: KeyRuns = NO_BUNDLE) -> tuple[Forming, int]:
         """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
         last = self._forming[-1] if self._forming else None
         if last is None or not self._goes_on(last.blob, written_at) or not last.has_room(batch):
@@ -113,7 +116,7 @@ class SegmentLog:
             self._forming.append(last)
             self.blobs[last.blob.number] = last.blob
             self.touch(RecordKind.BLOB, last.blob.number)
-        return last, last.add(batch, self.flows is not None)
+        return last, last.add(batch, self.flows is not None, bundles)
 
     def _goes_on(self, blob: Blob, written_at: Millis) -> bool:
         # A blob may be fully settled in the cycle that made it; it must not grow again.
@@ -331,7 +334,7 @@ class SegmentLog:
             wanted = _within(offsets, extent.first, extent.count)
             taken = self.take_out(extent, wanted) if wanted else wanted
             if taken:
-                self.close_positions(extent, len(taken))
+                self.end_waiting("dropped", extent, taken)
                 dropped.append(to_array(taken) + extent.first)
         for due, taken in self.scheduled_among(offsets):
             # Named before the drop: the blob goes with its last open row.
@@ -350,7 +353,13 @@ class SegmentLog:
         else:
             due.rows = due.rows - rows
             self._leave_due(due, rows)
+        self.bundles.end("dropped", due.blob, rows)
         self.free(due.blob, len(rows))
+
+    def end_waiting(self, ending: Ending, extent: Extent, positions: BitMap) -> None:
+        """Close those positions of the extent, which were taken out of the line: their items have ended."""
+        self.bundles.end_of(ending, [(Part(extent, 0, extent.count, 0), positions)])
+        self.close_positions(extent, len(positions))
 
     def close_positions(self, extent: Extent, count: int) -> None:
         """Close `count` positions of the extent, and drop the extent with its last."""

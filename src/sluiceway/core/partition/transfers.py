@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
+from sluiceway.core.partition.blob_builder import NO_BUNDLE
 from sluiceway.core.partition.records import (
     MOVED,
     REDRIVEN,
@@ -33,6 +34,7 @@ from sluiceway.core.partition.slot_contents import movable_rows
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.changes import RecordKind
+from sluiceway.model.item_keys import MAX_HASH, KeyRuns
 from sluiceway.model.requests import MovedItem, Offsets
 
 MAX_PIECES = 128
@@ -93,6 +95,7 @@ class TransferTable:
                 self._log.header.moved += len(positions)
             elif transfer.transfer == REDRIVEN:
                 self._log.header.redriven += len(positions)
+                self._log.bundles.end_of("dropped", by_part(transfer, positions))
             else:
                 self._log.header.dead += len(positions)
             self._log.close_leased(transfer, positions)
@@ -271,14 +274,17 @@ class TransferTable:
         """Append rows from another partition with their metadata: attempts, expiry and due times continue."""
         if sum(life.rows for life in lives) != batch.num_rows or any(life.rows < 1 for life in lives):
             raise invalid("lives", f"expected the lives of {batch.num_rows} rows")
+        if any(not 0 <= life.bundle <= MAX_HASH for life in lives):
+            raise invalid("lives", "a bundle is a number of 64 bits")
         at = 0
         for enqueued_at, those in groupby(lives, lambda life: life.enqueued_at):
             each = list(those)
             count = sum(life.rows for life in each)
-            forming, row = self._log.forming_for(batch.slice(at, count), enqueued_at)
+            forming, row = self._log.forming_for(batch.slice(at, count), enqueued_at, _bundles_of(each))
             at += count
             self._log.header.next += count
             for life in each:
+                self._log.bundles.arrive(life.bundle)
                 self._append_moved(forming.blob, row, life, now)
                 row += life.rows
         self._log.header.moved_in += batch.num_rows
@@ -289,3 +295,10 @@ class TransferTable:
         else:
             first = blob.number + row
             self._log.append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.max_lease_size))
+
+
+def _bundles_of(lives: Sequence[MovedItem]) -> KeyRuns:
+    """Which of the rows belong to which bundle."""
+    if not any(life.bundle for life in lives):
+        return NO_BUNDLE
+    return KeyRuns([0, *accumulate(life.rows for life in lives[:-1])], [life.bundle for life in lives])

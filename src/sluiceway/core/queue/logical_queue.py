@@ -556,7 +556,7 @@ class LogicalQueue:
                 ticket.awaiting += 1
                 ticket.flying += 1
                 left = max(1, ticket.deadline - now)
-                asked = Produce(request.batch, left, key, intended.target)
+                asked = Produce(request.batch, left, key, intended.target, bundle=request.bundle)
                 self._effects.append(Forward(ticket, intended.target, asked))
 
     def _is_removed(self, number: int) -> bool:

@@ -47,6 +47,7 @@ from sluiceway.model.peers import GiveKeys, KeysGiven, NoteKeys, ServeSlots, Shu
 from sluiceway.model.requests import (
     Clear,
     Cleared,
+    CountBundles,
     Disposition,
     Extended,
     LeaseInfo,
@@ -470,12 +471,14 @@ class PartitionExecutor:
     def _apply(self, work: Work, now: Millis) -> Answer:
         if isinstance(work, Produce):
             if work.part is None:
-                return self._produced(self.partition.produce(work.batch, now, work.key, work.lives))
-            return self._produced(self.partition.produce_part(work.batch, now, work.key, work.part))
+                return self._produced(self.partition.produce(work.batch, now, work.key, work.lives, work.bundle))
+            return self._produced(self.partition.produce_part(work.batch, now, work.key, work.part, work.bundle))
         if isinstance(work, SettlePart):
             return self._settle(work, now)
         if isinstance(work, Clear):
             return Cleared(*self.partition.clear(work.ready, work.scheduled, now))
+        if isinstance(work, CountBundles):
+            return self.partition.count_bundles(work)
         if isinstance(work, TakeOut):
             return self._take_out(work, now)
         if isinstance(work, Compact):
@@ -495,9 +498,9 @@ class PartitionExecutor:
         assert work.key is not None
         placed: Placed | Intended | None
         if route.at_target:
-            placed = self.partition.produce_by_intent(work.batch, now, work.key, self.allows.produce)
+            placed = self.partition.produce_by_intent(work.batch, now, work.key, self.allows.produce, work.bundle)
         else:
-            placed = self.partition.produce_by_home(work.batch, now, work.key, route.target)
+            placed = self.partition.produce_by_home(work.batch, now, work.key, route.target, work.bundle)
         if placed is None:
             return Produced(self.number, 0, 0, False)
         if isinstance(placed, Intended):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sluiceway.core.queue.tickets import Compact, Rebalancing, TakeOut, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.inspection import DeleteItems, RunNow
-from sluiceway.model.requests import Clear, Cleared, Extend, Offsets, Produce, Selection, Settle
+from sluiceway.model.requests import BundleCounts, Clear, Cleared, CountBundles, Extend, Offsets, Produce, Selection, Settle
 
 
 class SettlePart(NamedTuple):
@@ -32,7 +32,7 @@ class RunNowPart(NamedTuple):
     offsets: Offsets
 
 
-Work = Produce | SettlePart | ExtendPart | DeletePart | RunNowPart | Clear | TakeOut | Compact | Rebalancing
+Work = Produce | SettlePart | ExtendPart | DeletePart | RunNowPart | Clear | CountBundles | TakeOut | Compact | Rebalancing
 
 
 def parts_of(ticket: Ticket, executors: Iterable[int], lease_timeout: Millis) -> Iterator[tuple[int, Work]]:
@@ -58,7 +58,7 @@ def parts_of(ticket: Ticket, executors: Iterable[int], lease_timeout: Millis) ->
             yield number, DeletePart(offsets) if isinstance(request, DeleteItems) else RunNowPart(offsets)
     elif isinstance(request, TakeOut | Compact | Rebalancing):
         yield request.partition, request
-    elif isinstance(request, Clear):
+    elif isinstance(request, Clear | CountBundles):
         yield from ((number, request) for number in (executors if request.partitions is None else request.partitions))
 
 
@@ -66,5 +66,5 @@ def _ignore(ticket: Ticket, foreign: Iterable[str]) -> None:
     names = list(foreign)
     if names:
         total = ticket.total
-        assert not isinstance(total, Cleared), "it names no ids"
+        assert not isinstance(total, Cleared | BundleCounts), "it names no ids"
         total.ignored.extend((name, "unknown") for name in names)

@@ -10,7 +10,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.model.inspection import ByItems, DeleteItems, MoveItems, RunNow
 from sluiceway.model.peers import Load
-from sluiceway.model.requests import Clear, Extend, Offsets, Settle
+from sluiceway.model.requests import Clear, CountBundles, Extend, Offsets, Settle
 
 OVERFLOW = 10_000
 """Items. A produce goes to another instance's emptiest partition only if that has fewer by this many, and by half: the hop costs, and
@@ -53,7 +53,7 @@ def stays(own: Load) -> bool:
     return own.emptiest is not None and own.emptiest <= OVERFLOW
 
 
-Part = Settle | Extend | DeleteItems | RunNow | MoveItems | Clear
+Part = Settle | Extend | DeleteItems | RunNow | MoveItems | Clear | CountBundles
 
 
 def by_owner(numbers: Iterable[int], owner: Owner) -> dict[Peer | None, list[int]]:

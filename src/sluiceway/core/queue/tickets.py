@@ -16,8 +16,10 @@ from sluiceway.model.inspection import Deleted, DeleteItems, MadeReady, RunNow
 from sluiceway.model.leased_items import Slice
 from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, NoteKeys, ServeSlots, Shut, Shutted, TakeKeys
 from sluiceway.model.requests import (
+    BundleCounts,
     Clear,
     Cleared,
+    CountBundles,
     Extend,
     Extended,
     Lease,
@@ -96,7 +98,7 @@ class ForgetAnswers:
 Rebalancing = Shut | GiveKeys | TakeKeys | NoteKeys | ForgetAnswers | ServeSlots | MoveOut
 """Requests of a rebalance to one partition. A MoveOut is answered by TransferBegun: it has begun, not ended."""
 
-Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | RunNow | TakeOut | Compact | Rebalancing
+Request = Produce | Lease | Settle | Extend | Clear | CountBundles | DeleteItems | RunNow | TakeOut | Compact | Rebalancing
 
 
 class Grant(NamedTuple):
@@ -113,7 +115,7 @@ class KeysTaken(NamedTuple):
     keys: int
 
 
-Summed = Settled | Extended | Cleared | Deleted | MadeReady
+Summed = Settled | Extended | Cleared | BundleCounts | Deleted | MadeReady
 """Answers that are the sum of those of several executors."""
 
 Whole = Produced | TransferBegun | Compacted | Shutted | KeysGiven | KeysTaken
@@ -129,6 +131,7 @@ _TOTALS: Mapping[type, Callable[[], Summed]] = {
     Settle: Settled,
     Extend: Extended,
     Clear: Cleared,
+    CountBundles: BundleCounts,
     DeleteItems: Deleted,
     RunNow: MadeReady,
 }
@@ -221,7 +224,7 @@ class Ticket:
         assert not isinstance(answer, Intended), "that is not the end of a request"
         if isinstance(answer, Grant):
             self.grants.append(answer)
-        elif isinstance(answer, (Settled, Extended, Cleared, Deleted, MadeReady)):  # A union would be built again each time.
+        elif isinstance(answer, (Settled, Extended, Cleared, BundleCounts, Deleted, MadeReady)):  # A union would be built again each time.
             self.total.add(answer)  # type: ignore[arg-type]  # A request has answers of one kind.
         elif isinstance(answer, SluicewayError):
             self.error = answer

@@ -1,0 +1,1 @@
+"""Bundles: what is to be done about one, from its record and the counts of its items."""
