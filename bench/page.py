@@ -1,4 +1,5 @@
-"""`python -m bench page`: the plots and tables of docs/explanation/benchmarks.md, made from bench/results/latest.json and workers.json."""
+"""`python -m bench page`: the plots and tables of docs/explanation/benchmarks.md, made from latest.json, workers.json and key_peers.json
+in bench/results."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import workers
+from bench import key_peers, workers
 from sluiceway.bench import systems
 from sluiceway.bench.figures import progress, write_page
 
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench page", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("bench/results/latest.json"))
     parser.add_argument("--workers", type=Path, default=workers.RESULTS)
+    parser.add_argument("--keys", type=Path, default=key_peers.RESULTS)
     parser.add_argument("--page", type=Path, default=Path("docs/explanation/benchmarks.md"))
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     given = parser.parse_args(arguments)
@@ -64,6 +66,8 @@ def main(arguments: Sequence[str]) -> int:
     given.page.write_text(f"{head}{BEGIN}\n\n{tables(document)}\n\n{END}{tail}")
     if given.workers.exists():
         write_page(given.page, workers.MARK, workers.tables(json.loads(given.workers.read_text())))
+    if given.keys.exists():
+        write_page(given.page, key_peers.MARK, key_peers.tables(json.loads(given.keys.read_text())))
     for file in plots(document, given.images):
         progress(f"written: {file}")
     return 0

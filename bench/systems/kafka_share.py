@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,7 +93,7 @@ async def _drive(address: str, work: Work, seconds: float) -> Done:
     for altered in admin.incremental_alter_configs([group]).values():
         altered.result(PATIENCE)
     # A consumer gets whole batches of the producer, so they should not be a few records each.
-    producer = _Producer(address, topic, linger=0 if work.batch == 1 else LINGER)
+    producer = BatchProducer(address, topic, linger=0 if work.batch == 1 else LINGER)
     with ThreadPoolExecutor(work.clients) as threads:
         clients = [_Client(address, topic, producer, threads, work) for _ in range(work.clients)]
         try:
@@ -106,12 +106,14 @@ async def _drive(address: str, work: Work, seconds: float) -> Done:
                 deleted.result(PATIENCE)
 
 
-class _Producer:
-    def __init__(self, address: str, topic: str, linger: int) -> None:
+class BatchProducer:
+    """One producer for all clients. A batch is produced when each of its records is reported as delivered."""
+
+    def __init__(self, address: str, topic: str, linger: int, **settings: Any) -> None:
         self._topic = topic
         self._loop = asyncio.get_running_loop()
-        settings = {"bootstrap.servers": address, "acks": "all", "linger.ms": linger, "queue.buffering.max.messages": 1_000_000}
-        self._producer = Producer(settings)
+        ours = {"bootstrap.servers": address, "acks": "all", "linger.ms": linger, "queue.buffering.max.messages": 1_000_000}
+        self._producer = Producer(ours | settings)
         self._ending = False
         self._polling = threading.Thread(target=self._poll)
         self._polling.start()
@@ -120,7 +122,8 @@ class _Producer:
         self._ending = True
         self._polling.join()
 
-    async def produce(self, body: bytes, count: int) -> None:
+    async def produce(self, records: Iterable[tuple[bytes, bytes | None]], count: int) -> None:
+        """Produce `count` records, each a value and its key."""
         done, missing = self._loop.create_future(), count
 
         def delivered(error: Any, message: Any) -> None:
@@ -132,8 +135,8 @@ class _Producer:
                 self._loop.call_soon_threadsafe(done.set_result, None)
 
         produce, topic = self._producer.produce, self._topic
-        for _ in range(count):
-            produce(topic, body, on_delivery=delivered)
+        for value, key in records:
+            produce(topic, value, key, on_delivery=delivered)
         await done
 
     def _poll(self) -> None:
@@ -150,7 +153,7 @@ def _fail(done: asyncio.Future[None], error: Exception) -> None:
 class _Client(Client):
     """A client whose consumer blocks in a thread."""
 
-    def __init__(self, address: str, topic: str, producer: _Producer, threads: ThreadPoolExecutor, work: Work) -> None:
+    def __init__(self, address: str, topic: str, producer: BatchProducer, threads: ThreadPoolExecutor, work: Work) -> None:
         self._topic, self._producer, self._threads, self._batch = topic, producer, threads, work.batch
         self._body, self._size = b"x" * work.payload, work.payload
         self._loop = asyncio.get_running_loop()
@@ -161,7 +164,7 @@ class _Client(Client):
         await self._loop.run_in_executor(self._threads, self._consumer.subscribe, [self._topic])
         deadline = self._loop.time() + PATIENCE
         while self._loop.time() < deadline:
-            await self._producer.produce(self._body, 1)
+            await self._producer.produce([(self._body, None)], 1)
             count, leased = await self.lease()
             if count:
                 await self.complete(leased)
@@ -172,7 +175,7 @@ class _Client(Client):
         await self._loop.run_in_executor(self._threads, self._consumer.close)
 
     async def produce(self) -> None:
-        await self._producer.produce(self._body, self._batch)
+        await self._producer.produce([(self._body, None)] * self._batch, self._batch)
 
     async def lease(self) -> tuple[int, Any]:
         return await self._loop.run_in_executor(self._threads, self._lease), None

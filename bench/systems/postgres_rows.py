@@ -20,7 +20,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ RETURNING id, payload"""
 COMPLETE = b"DELETE FROM queue WHERE id = ANY ($1::int8[])"
 COMPLETE_AND_LEASE = b"WITH done AS (DELETE FROM queue WHERE id = ANY ($2::int8[]))" + LEASE
 STATEMENTS = {b"produce": PRODUCE, b"lease": LEASE, b"complete": COMPLETE, b"next": COMPLETE_AND_LEASE}
-_BYTEA, _INT8 = 17, 20
+_BYTEA, INT8, JSONB = 17, 20, 3802
 """Type numbers, as binary arrays name them."""
 
 
@@ -220,17 +220,16 @@ async def _drive(dsn: str, work: Work, seconds: float) -> Done:
             client.close()
 
 
-class RowsClient(Client):
-    def __init__(self, dsn: str, work: Work) -> None:
-        self._size = work.payload
-        self._items = [_array(_BYTEA, [b"x" * work.payload] * work.batch)]
-        self._count = [struct.pack(">q", work.batch)]
+class PreparedStatements:
+    """A connection on the event loop that runs one prepared statement at a time, each in its own transaction, in binary form."""
+
+    def __init__(self, dsn: str, statements: Mapping[bytes, bytes]) -> None:
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[pq.abc.PGresult] = self._loop.create_future()
         self._result: pq.abc.PGresult | None = None
         self._connection = psycopg.connect(dsn, autocommit=True)
         self._pg = self._connection.pgconn
-        for name, statement in STATEMENTS.items():
+        for name, statement in statements.items():
             _check(self._pg.prepare(name, statement))
         self._pg.nonblocking = 1
         self._loop.add_reader(self._pg.socket, self._on_readable)
@@ -239,31 +238,8 @@ class RowsClient(Client):
         self._loop.remove_reader(self._pg.socket)
         self._connection.close()
 
-    async def produce(self) -> None:
-        await self._run(b"produce", self._items)
-
-    async def lease(self) -> tuple[int, Any]:
-        return self._read(await self._run(b"lease", self._count))
-
-    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
-        # The statement's answer counts what it leased, not what it deleted. `complete` checks that at the end.
-        return self._read(await self._run(b"next", [*self._count, _array(_INT8, leased)]))
-
-    def _read(self, result: pq.abc.PGresult) -> tuple[int, Any]:
-        ids, size, value = [], 0, result.get_value
-        for row in range(result.ntuples):
-            ids.append(value(row, 0))
-            size += len(value(row, 1) or b"")
-        if size != len(ids) * self._size:
-            raise RuntimeError(f"{size} bytes of payload leased with {len(ids)} items")
-        return len(ids), ids
-
-    async def complete(self, leased: Any) -> None:
-        result = await self._run(b"complete", [_array(_INT8, leased)])
-        if result.command_tuples != len(leased):
-            raise RuntimeError(f"{result.command_tuples} of {len(leased)} items completed")
-
-    def _run(self, name: bytes, parameters: list[bytes]) -> asyncio.Future[pq.abc.PGresult]:
+    def run(self, name: bytes, parameters: list[bytes]) -> asyncio.Future[pq.abc.PGresult]:
+        """Run the statement of that name. The future has its result, or RuntimeError with the server's message."""
         self._answer = self._loop.create_future()
         self._pg.send_query_prepared(name, parameters, [pq.Format.BINARY] * len(parameters), pq.Format.BINARY)
         if self._pg.flush():
@@ -292,13 +268,45 @@ class RowsClient(Client):
             self._answer.set_exception(error)
 
 
+class RowsClient(PreparedStatements, Client):
+    def __init__(self, dsn: str, work: Work) -> None:
+        super().__init__(dsn, STATEMENTS)
+        self._size = work.payload
+        self._items = [binary_array(_BYTEA, [b"x" * work.payload] * work.batch)]
+        self._count = [struct.pack(">q", work.batch)]
+
+    async def produce(self) -> None:
+        await self.run(b"produce", self._items)
+
+    async def lease(self) -> tuple[int, Any]:
+        return self._read(await self.run(b"lease", self._count))
+
+    async def complete_and_lease(self, leased: Any) -> tuple[int, Any]:
+        # The statement's answer counts what it leased, not what it deleted. `complete` checks that at the end.
+        return self._read(await self.run(b"next", [*self._count, binary_array(INT8, leased)]))
+
+    def _read(self, result: pq.abc.PGresult) -> tuple[int, Any]:
+        ids, size, value = [], 0, result.get_value
+        for row in range(result.ntuples):
+            ids.append(value(row, 0))
+            size += len(value(row, 1) or b"")
+        if size != len(ids) * self._size:
+            raise RuntimeError(f"{size} bytes of payload leased with {len(ids)} items")
+        return len(ids), ids
+
+    async def complete(self, leased: Any) -> None:
+        result = await self.run(b"complete", [binary_array(INT8, leased)])
+        if result.command_tuples != len(leased):
+            raise RuntimeError(f"{result.command_tuples} of {len(leased)} items completed")
+
+
 def _check(result: pq.abc.PGresult) -> pq.abc.PGresult:
     if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
         raise RuntimeError(result.get_error_message())
     return result
 
 
-def _array(kind: int, values: list[bytes]) -> bytes:
+def binary_array(kind: int, values: list[bytes]) -> bytes:
     """One-dimensional array without NULL, in PostgreSQL's binary form; all values have the same length."""
     length = struct.pack(">i", len(values[0]))
     return struct.pack(">iiIii", 1, 0, kind, len(values), 1) + length + length.join(values)

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from bench import __main__ as bench_command
-from bench import page, workers
+from bench import key_peers, page, workers
 from bench.processes import kill_family
 from bench.task_queues import job_producer, job_record, runs
 from bench.task_queues.catalog import OURS, QUEUES, TaskQueue
@@ -272,17 +272,36 @@ def test_a_named_system_that_is_absent_is_told_of(
     assert json.loads(output.read_text())["absent"].keys() == {"rq"}
 
 
-def test_the_page_has_both_comparisons(tmp_path: Path) -> None:
-    latest, told, text = tmp_path / "latest.json", tmp_path / "workers.json", tmp_path / "page.md"
+def test_the_page_has_all_comparisons(tmp_path: Path) -> None:
+    latest, told, keys, text = (tmp_path / name for name in ("latest.json", "workers.json", "keys.json", "page.md"))
     when = {"at": "2026-01-31T08:00:00Z", "rounds": 3, "seconds": 2.0, "load": 0.1}
     empty: dict[str, Any] = {"machine": "x", "cases": {}, "ratios": {}, "ratios_on_postgres": {}, "systems": {}}
     latest.write_text(json.dumps(empty | {"measured": {"a": when}}))
     told.write_text(json.dumps(document(speed(OURS, 1))))
-    text.write_text(f"before\n{page.BEGIN}\n{page.END}\nbetween\n<!-- workers: begin -->\n<!-- workers: end -->\nafter\n")
-    given = ["--results", str(latest), "--workers", str(told), "--page", str(text), "--images", str(tmp_path / "images")]
+    keys.write_text(json.dumps({"runs": []}))
+    marks = "".join(f"<!-- {mark}: begin -->\n<!-- {mark}: end -->\n" for mark in (workers.MARK, key_peers.MARK))
+    text.write_text(f"before\n{page.BEGIN}\n{page.END}\nbetween\n{marks}after\n")
+    given = [
+        "--results",
+        str(latest),
+        "--workers",
+        str(told),
+        "--keys",
+        str(keys),
+        "--page",
+        str(text),
+        "--images",
+        str(tmp_path / "images"),
+    ]
     assert page.main(given) == 0
     written = text.read_text()
-    assert written.index("### Aims") < written.index("between") < written.index("| sluiceway | 1 | 0.1 to 0.1 |") < written.index("after")
+    assert (
+        written.index("### Aims")
+        < written.index("between")
+        < written.index("| sluiceway | 1 | 0.1 to 0.1 |")
+        < written.index("Nothing measured.")
+    )
+    assert written.index("Nothing measured.") < written.rindex("after")
 
 
 def test_every_maintainer_finds_two_sentences_and_a_link() -> None:

@@ -45,13 +45,15 @@ class FailedError(Exception):
 
 @dataclass(frozen=True)
 class Slice:
-    """Measurement by a client's process. `server`, `client`: processor seconds; `seconds`: of the clock; `latencies`: of single calls."""
+    """Measurement by a client's process. `server`, `client`: processor seconds; `seconds`: of the clock; `latencies`: of single calls;
+    `figures`: what else the load measured."""
 
     items: int
     seconds: float
     server: float
     client: float
     latencies: dict[str, list[float]] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -82,7 +84,12 @@ def started(names: Iterable[str], tell: Callable[[str], None]) -> Iterator[dict[
 
 def slice_of(name: str, served: Served, work: Work, seconds: float) -> Slice:
     """Run one slice in its own process. Raises FailedError."""
-    command = [sys.executable, "-m", "sluiceway.bench.slice_process", name, served.address, work.name, str(seconds)]
+    return slice_by("sluiceway.bench.slice_process", served, seconds, name, served.address, work.name, str(seconds))
+
+
+def slice_by(module: str, served: Served, seconds: float, *arguments: str) -> Slice:
+    """Run one slice in its own process, by a module that reports as `slice_process` does. Raises FailedError."""
+    command = [sys.executable, "-m", module, *arguments]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None
@@ -117,7 +124,7 @@ def _read(lines: IO[str], served: Served) -> Slice | None:
             client[moment] = told[moment]
             continue
         used = server["end"] - server["begin"], client["end"] - client["begin"]
-        return Slice(told["items"], told["seconds"], *used, told["latencies"] or {})
+        return Slice(told["items"], told["seconds"], *used, told["latencies"] or {}, told["figures"])
     return None
 
 

@@ -25,10 +25,10 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def server(module: str, data: Path, *arguments: str) -> Iterator[Server]:
-    """Run a server in its own process for the duration of the block. Raises RuntimeError if it does not start."""
+def server(module: str, data: Path, *arguments: str, python: str | Path = sys.executable) -> Iterator[Server]:
+    """Run a server in its own process for the duration of the block, by that interpreter. Raises RuntimeError if it does not start."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", module, "--data", str(data), *arguments]
+    command = [str(python), "-m", module, "--data", str(data), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

@@ -67,12 +67,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Done:
-    """Result of a slice: items that completed the cycle, seconds of the clock, and in a `latency` case the seconds of each call by name
-    (`produce`, `lease`, `complete`, `cycle`)."""
+    """Result of a slice: items that completed the cycle, seconds of the clock, in a `latency` case the seconds of each call by name
+    (`produce`, `lease`, `complete`, `cycle`), and what else the load measured, by name."""
 
     items: int
     seconds: float
     latencies: dict[str, list[float]] | None = None
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,16 @@ async def repeat(clients: Sequence[Client], work: Work, seconds: float) -> Done:
         began = time.perf_counter()
         if work.kind == "latency":
             items = sum(await asyncio.gather(*(_paced(each, began + seconds, latencies) for each in clients)))
-        elif work.kind == "produce":
-            items = sum(await asyncio.gather(*(_produces(each, work, began + seconds) for each in clients)))
         else:
-            items = sum(await asyncio.gather(*(_cycles(each, work, began + seconds) for each in clients)))
+            items = await together(clients, work, seconds)
         elapsed = time.perf_counter() - began
     return Done(items, elapsed, latencies if work.kind == "latency" else None)
+
+
+async def together(clients: Sequence[Client], work: Work, seconds: float) -> int:
+    """Have the clients repeat a `cycle` or a `produce` for `seconds`. Returns the number of items, none of which is leased at the end."""
+    do, until = _produces if work.kind == "produce" else _cycles, time.perf_counter() + seconds
+    return sum(await asyncio.gather(*(do(each, work, until) for each in clients)))
 
 
 async def _produces(client: Client, work: Work, until: float) -> int:

@@ -268,7 +268,8 @@ class Router:
 
     async def produce(self, record: QueueRecord, request: Produce) -> Produced:
         share = self.share(record)
-        if not share.record.goes_by_keys or request.part is not None or request.lives or not has_keys(request.batch):
+        # First what costs least: most items have no key.
+        if not has_keys(request.batch) or request.part is not None or request.lives or not share.record.goes_by_keys:
             return await self._produce_whole(record, share, request)
         if share.record.keeps_keys_together:
             return await self._produce_by_key(record, share, request)

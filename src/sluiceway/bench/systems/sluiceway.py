@@ -15,8 +15,8 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,13 @@ def drive(name: str, address: str, work: Work, seconds: float) -> Done:
 
 async def lean(url: str, work: Work, seconds: float, queue: str | None = None) -> Done:
     """Drive the work by the hand-written client, on that queue or a fresh one, so that no slice meets another one's items."""
+    async with lean_clients(url, work, queue) as clients:
+        return await repeat(clients, work, seconds)
+
+
+@asynccontextmanager
+async def lean_clients(url: str, work: Work, queue: str | None = None) -> AsyncIterator[list[Client]]:
+    """Hand-written clients, each with its connection, on that queue or a fresh one."""
     admin = Connection(url)
     await admin.open()
     name = queue or f"bench-{secrets.token_hex(4)}"
@@ -71,13 +78,12 @@ async def lean(url: str, work: Work, seconds: float, queue: str | None = None) -
     for each in connections:
         await each.open()
     forms: dict[Form, Callable[[Connection, str, Work], Client]] = {"arrow": Arrow, "json": Json, "protobuf": Protobuf}
-    done = await repeat([forms[work.form](each, name, work) for each in connections], work, seconds)
+    yield [forms[work.form](each, name, work) for each in connections]
     for each in connections:
         await each.close()
     if queue is None:
         await admin.post("/v1/queues.delete", json.dumps({"queue_name": name, "force": True}).encode())
     await admin.close()
-    return done
 
 
 class Arrow(Client):
