@@ -1,4 +1,4 @@
-"""`python -m bench key_costs`: what order and fairness by key cost in bulk, as ratios to the same work without keys, in turns.
+"""`python -m bench key_costs`: what order and fairness by key, and priorities, cost in bulk, as ratios to the same work without, in turns.
 
 A cycle is: produce 1,000 items of 100 bytes, lease 1,000, complete them by their leases; eight clients, Arrow. Also: how much memory a
 million waiting keys take in a partition.
@@ -35,12 +35,14 @@ MEMORY_KEYS = 1_000_000
 
 
 class Kind(NamedTuple):
-    """Keys of a batch (0: none), the queue's settings, and the aim: its time for a cycle, compared with that of no keys."""
+    """Keys of a batch (0: none), the queue's settings, the aim: its time for a cycle, compared with that of no keys, and the
+    priorities that its items have in turn (none: not given)."""
 
     about: str
     keys: int
     settings: dict[str, Any]
     aim: float | None = None
+    priorities: Sequence[int] = ()
 
 
 KINDS = (
@@ -51,6 +53,8 @@ KINDS = (
     Kind("order, 1,000 keys", 1_000, {"order": "key"}, 3.0),
     Kind("fair, 100 keys", 100, {"fair": "key"}, 1.3),
     Kind("fair, 1,000 keys", 1_000, {"fair": "key"}, 3.0),
+    Kind("priority, all the same", 0, {"priority": "strict"}, 1.3, [4]),
+    Kind("priority, 10 levels", 0, {"priority": "strict"}, 1.3, range(10)),
 )
 
 
@@ -104,6 +108,8 @@ async def _rate(url: str, kind: Kind, partitions: int, seconds: float) -> float:
         items = 0
         keys = pa.array([f"customer-{number}-{row % kind.keys}" for row in range(BATCH)]) if kind.keys else None
         columns = {"payload": payload} if keys is None else {"payload": payload, "key": keys}
+        if kind.priorities:
+            columns["priority"] = pa.array([kind.priorities[row % len(kind.priorities)] for row in range(BATCH)], pa.int8())
         rows = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
         async with AsyncClient(url) as client:
             while time.perf_counter() < until:

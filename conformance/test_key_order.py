@@ -1,4 +1,4 @@
-"""C34–C46: order, fairness and limits by key."""
+"""C34–C49: order, fairness and limits by key, and priorities."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_C43_a_produce_is_divided_by_key_and_answers_in_the_order_of_the_call(ap
 
 
 def test_C44_what_would_part_the_items_of_a_key_is_refused(api: Api) -> None:
-    """A dead queue with order, order for a dead queue, a rebalance, an import into another partition than the key's. (API)"""
+    """A dead queue with order, order for a dead queue, a rebalance that copies, an import into another partition than the key's. (API)"""
     for setting in ({"order": "key"}, {"key_concurrency": 1}):
         ordered = api.queue(**setting, requested_partitions=2)
         field = next(iter(setting))
@@ -199,7 +199,7 @@ def test_C44_what_would_part_the_items_of_a_key_is_refused(api: Api) -> None:
         dead = api.queue()
         api.queue(dead_queue=dead.name)
         assert dead.refused("queues.update", 400, "invalid_request", **setting)["field"] == field
-        assert ordered.refused("queue.rebalance", 400, "invalid_request", requested_partitions=3)["field"] == "queue_name"
+        assert ordered.refused("queue.rebalance", 400, "invalid_request", requested_partitions=3, drain="copy")["field"] == "drain"
         stored = keyed(ordered, "a1")
         home = int(stored["partition"])
         item = {"payload": "eA==", "key": "a"}
@@ -275,6 +275,49 @@ def test_C47_an_item_that_would_die_blocks_its_key_if_the_queue_says_so(api: Api
         assert texts(leased) == ["a1", "a2"]
         queue.complete(ids(leased))
     until(lambda: dead.total("ready") == 2, "the arrival of those without a key")
+
+
+def test_C48_items_of_the_highest_priority_are_leased_first(api: Api) -> None:
+    """Of equal ones the oldest, and one without a priority counts as of 4. What comes back is the first of its priority. (API)"""
+    queue = api.queue(priority="strict")
+    ranked(queue, "a0x b9x -4x a-x b9y")
+    produced = ranked(queue, "a4y b8x a9z")
+    assert texts(queue.lease(4)) == ["b9x", "b9y", "a9z", "b8x"]
+    assert queue.ask("queue.explain", id=ids_of(produced)[0])["ahead"] == 2
+    leased = queue.lease(2)
+    assert texts(leased) == ["-4x", "a-x"]
+    assert [item["priority"] for item in leased["items"]] == [4, None]
+    ranked(queue, "b9w")
+    queue.retry(the(leased, "a-x")["id"], retry_after="0s")
+    queue.complete([the(leased, "-4x")["id"]])
+    assert [texts(queue.lease()) for _ in range(4)] == [["b9w"], ["a-x"], ["a4y"], ["a0x"]]
+    items = [{"utf8": "x", "priority": 4}, {"utf8": "y", "priority": 10}]
+    assert queue.refused("queue.produce", 400, "invalid_request", items=items)["field"] == "items[1].priority"
+    for others in ({"order": "key"}, {"key_concurrency": 1}, {"key_rate": {"per_second": 1, "burst": 1}}):
+        name = f"{queue.name}-refused"
+        assert api.refused("queues.create", 400, "invalid_request", queue_name=name, priority="strict", **others)["field"] == "priority"
+        assert queue.refused("queues.update", 400, "invalid_request", **others)["field"] == next(iter(others))
+
+
+def test_C49_in_a_fair_queue_priorities_hold_within_each_key(api: Api) -> None:
+    """Keys are served in turn, each its highest first. (API)"""
+    queue = api.queue(fair="key", priority="strict", key_concurrency=2)
+    ranked(queue, "a9u a9v a0x b0x b9y b-z")
+    first = queue.lease(2)
+    assert sorted(texts(first)) == ["a9u", "b9y"]
+    second = queue.lease(4)
+    assert sorted(texts(second)) == ["a9v", "b-z"], "no more than the limit of each key"
+    queue.complete(ids(first))
+    assert sorted(texts(queue.lease(4))) == ["a0x", "b0x"]
+
+
+def ranked(queue: Queue, payloads: str) -> Any:
+    """As `keyed`; the second letter is the priority, `-`: none."""
+    items = [
+        {"utf8": each, "key": None if each[0] == "-" else each[0], "priority": None if each[1] == "-" else int(each[1])}
+        for each in payloads.split()
+    ]
+    return queue.ask("queue.produce", items=items)
 
 
 def keyed(queue: Queue, payloads: str, **fields: object) -> Any:

@@ -15,6 +15,7 @@ from simulation import (
     bugs_limits,
     bugs_partition,
     bugs_placing,
+    bugs_priority,
     bugs_queue,
     bugs_rebalance,
     bugs_tasks,
@@ -22,6 +23,7 @@ from simulation import (
 from simulation.bucket_world import run_bucket
 from simulation.cluster import run_cluster
 from simulation.cluster_by_key import run_by_key
+from simulation.cluster_by_priority import run_by_priority
 from simulation.cluster_group import run_members
 from simulation.cluster_rebalances import run_rebalances
 from simulation.group import run_group
@@ -36,6 +38,7 @@ MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
 CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
 REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)
 KEY_BANK: tuple[Bug, ...] = tuple(bugs_keys.BUGS)
+PRIORITY_BANK: tuple[Bug, ...] = tuple(bugs_priority.BUGS)
 BUCKET_BANK: tuple[Bug, ...] = tuple(bugs_bucket.BUGS)
 TASK_BANK: tuple[Bug, ...] = (*bugs_tasks.ABLATIONS, *bugs_tasks.BUGS)
 SEEDS_PER_BUG = 200
@@ -47,6 +50,7 @@ _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
     (CLUSTER_BANK, run_cluster),
     (REBALANCE_BANK, run_rebalances),
     (KEY_BANK, run_by_key),
+    (PRIORITY_BANK, run_by_priority),
     (TASK_BANK, run_tasks),
     (BUCKET_BANK, run_bucket),
 )

@@ -62,10 +62,10 @@ class KeyHistory(ItemHistory):
         return payload in self.items and self.items[payload].origin is None
 
     def _check_sorted(self, born: Iterable[str], new: Scene) -> None:
-        """Check that the items of a key are stored in the order of their batch."""
-        last: dict[tuple[int, str | None], int] = {}
+        """Check that the items of a key, and of one priority, are stored in the order of their batch."""
+        last: dict[tuple[int, str | None, int | None], int] = {}
         for item in sorted((self.items[payload] for payload in born), key=lambda item: new.alive[item.payload].first):
-            name = id(item.batch), item.key
+            name = id(item.batch), item.key, item.priority
             check(last.get(name, -1) < item.index, f"{item.payload} is stored behind a later one of its batch and key")
             last[name] = item.index
 
@@ -203,9 +203,11 @@ class KeyLedger(QueueLedger):
         told: dict[tuple[int, int, str], list[int]] = {}
         for batch in map(in_columns, answer.batches):
             columns = [batch.column(name).to_pylist() for name in ("partition", "lease", "payload", "origin_offset")]
-            keys = batch.column("key").to_pylist() if "key" in batch.schema.names else [None] * batch.num_rows
-            for partition, lease, payload, first, key in zip(*columns, keys, strict=True):
-                check(self.items[payload.decode()].key == key, f"{payload.decode()} is said to have the key {key!r}")
+            none = [None] * batch.num_rows
+            keys, priorities = (batch.column(name).to_pylist() if name in batch.schema.names else none for name in ("key", "priority"))
+            for partition, lease, payload, first, key, priority in zip(*columns, keys, priorities, strict=True):
+                item = self.items[payload.decode()]
+                check((item.key, item.priority) == (key, priority), f"{item.payload} is said to have key {key!r} and priority {priority}")
                 if key is not None and payload.decode() in self.trail(partition).keys:
                     told.setdefault((partition, lease, key), []).append(first)
         for (partition, lease, key), firsts in told.items():
@@ -227,5 +229,5 @@ def _has_slot(bits: bytes, key: str, header: Header) -> bool:
 
 
 def goes_by_keys(record: QueueRecord) -> bool:
-    """Whether the queue orders its items by key, shares service between keys, or limits them."""
-    return record.order is not None or record.fair is not None or record.key_concurrency > 0
+    """Whether the queue orders its items by key, shares service between keys, or limits them, or priorities matter."""
+    return record.order is not None or record.fair is not None or record.key_concurrency > 0 or record.priority is not None

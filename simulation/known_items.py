@@ -49,6 +49,7 @@ class Item:
     way: Way | None = None
     ended: bool = False
     key: str | None = None
+    priority: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -92,14 +93,19 @@ class Held:
 
 
 def new_rows(
-    queue: str, numbers: Sequence[int], dues: Sequence[Millis | None], keys: Sequence[str | None] = ()
+    queue: str,
+    numbers: Sequence[int],
+    dues: Sequence[Millis | None],
+    keys: Sequence[str | None] = (),
+    priorities: Sequence[int | None] = (),
 ) -> tuple[list[Item], pa.RecordBatch]:
     """Build items with unique payloads of different lengths, some with a reference, some due later; also returns them as a batch.
 
-    `keys`: those of the items; empty: none has one.
+    `keys`, `priorities`: those of the items; empty: none has one.
     """
     items, rows = [], []
-    for index, (number, due, key) in enumerate(zip(numbers, dues, keys or [None] * len(numbers), strict=True)):
+    none: list[None] = [None] * len(numbers)
+    for index, (number, due, key, priority) in enumerate(zip(numbers, dues, keys or none, priorities or none, strict=True)):
         payload = f"i{number}:" + "abcdefghijklmnopqrstuvwxyz"[: number * 7 % 27]
         reference = f"r{number}" if number % 5 == 0 else None
         row: dict[str, object] = {"payload": payload.encode()}
@@ -109,6 +115,8 @@ def new_rows(
             row["enqueue_at"] = due
         if key is not None:
             row["key"] = key
-        items.append(Item(payload, index, queue, due or 0, reference, key=key))
+        if priority is not None:
+            row["priority"] = priority
+        items.append(Item(payload, index, queue, due or 0, reference, key=key, priority=priority))
         rows.append(row)
     return items, batch_from_rows(rows)

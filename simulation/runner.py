@@ -19,6 +19,7 @@ from simulation.bank import (
     GROUP_BANK,
     KEY_BANK,
     MEMBER_BANK,
+    PRIORITY_BANK,
     REBALANCE_BANK,
     SEEDS_PER_BUG,
     TASK_BANK,
@@ -28,6 +29,7 @@ from simulation.bank import (
 from simulation.bucket_world import BucketWorld
 from simulation.cluster import ClusterWorld
 from simulation.cluster_by_key import world_by_key
+from simulation.cluster_by_priority import PriorityWorld
 from simulation.cluster_group import MemberWorld
 from simulation.cluster_rebalances import RebalanceWorld
 from simulation.group import GroupWorld
@@ -87,6 +89,11 @@ def _keys(seed: int, log: EventLog | None) -> Life:
     return world.live, lambda: world.loop.steps
 
 
+def _priorities(seed: int, log: EventLog | None) -> Life:
+    world = PriorityWorld(seed, log)
+    return world.live, lambda: world.loop.steps
+
+
 def _tasks(seed: int, log: EventLog | None) -> Life:
     world = TasksWorld(seed, log)
     return world.live, lambda: world.happened
@@ -106,6 +113,7 @@ OTHERS = (
     Storey("cluster", "--cluster", _cluster, CLUSTER_BANK, 10),
     Storey("rebalances", "--rebalance", _rebalances, REBALANCE_BANK, 10),
     Storey("keys", "--keys", _keys, KEY_BANK, 10),
+    Storey("priorities", "--priorities", _priorities, PRIORITY_BANK, 10),
 )
 
 

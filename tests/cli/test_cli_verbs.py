@@ -118,11 +118,12 @@ def test_what_all_items_of_a_call_are_given(shell: Shell) -> None:
     lines = b'{"customer":"c-7"}\n{"customer":null}\n{}\n'
     shell.says("produce", shell.queue, "-", "--item-key-field", "customer", "--reference", "lines", stdin=lines)
     assert [item.get("key") for item in shell.json("search", shell.queue, "--reference", "lines")] == ["c-7", None, None]
-    shell.says("produce", shell.queue, "keyed", "--item-key", "c-8")
+    shell.says("produce", shell.queue, "keyed", "--item-key", "c-8", "--priority", "0")
     found = shell.says("search", shell.queue, "--item-key", "c-8")
-    assert re.search(r"(?m)^id +attempt +payload +state +key *\n.* keyed +ready +c-8 *$", found)
+    assert re.search(r"(?m)^id +attempt +payload +state +key +priority *\n.* keyed +ready +c-8 +0 *$", found)
     (keyed,) = shell.json("search", shell.queue, "--item-key", "c-8")
     assert re.search(r"(?m)^key +c-8 *$", shell.says("show", shell.queue, keyed["id"]))
+    assert re.search(r"(?m)^priority +0 *$", shell.says("show", shell.queue, keyed["id"]))
     for line, refusal in ((b"no JSON", "is not a JSON object"), (b"[1]", "is not a JSON object"), (b'{"customer":7}', "is not a text")):
         assert refusal in shell.ends("produce", shell.queue, "-", "--item-key-field", "customer", stdin=line)[2]
     shell.says("queue", "clear", shell.queue, "--yes")
@@ -133,6 +134,7 @@ def test_what_all_items_of_a_call_are_given(shell: Shell) -> None:
     assert [sum(part[name] for part in counts) for name in ("ready", "scheduled")] == [2, 2]
     for wrong, said in (
         (("--at", "soon"), "'soon' is not a time such as 2026-01-31T08:00:00Z"),
+        (("--priority", "10"), "'10' is not a whole number from 0 to 9"),
         (("--header", "tenant"), "'tenant' is not of the form NAME=VALUE"),
         (("--item-key", "a", "--item-key-field", "b"), "--item-key and --item-key-field exclude each other"),
         (("--after", "1h", "--at", "2999-01-31"), "--after and --at exclude each other"),

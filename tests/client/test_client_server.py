@@ -69,7 +69,7 @@ def test_the_life_of_a_queue(client: Client, queue: str) -> None:
 
 def test_an_item_comes_back_as_it_was_produced(client: Client, queue: str) -> None:
     items: list[Item | str | bytes] = [
-        Item(b"\x00\xff", kind="k", encoding="e", reference="r", key="customer-7", headers={"a": "b"}),
+        Item(b"\x00\xff", kind="k", encoding="e", reference="r", key="customer-7", priority=0, headers={"a": "b"}),
         "text",
         b"bytes",
     ]
@@ -79,6 +79,7 @@ def test_an_item_comes_back_as_it_was_produced(client: Client, queue: str) -> No
     assert (first.kind, first.encoding, first.reference, first.headers) == ("k", "e", "r", {"a": "b"})
     assert (second.kind, second.headers or {}) == (None, {})
     assert [item.key for item in leased] == ["customer-7", None, None]
+    assert [item.priority for item in leased] == [0, None, None]
     assert leased.ids == [item.origin for item in leased] == produced.ids
     assert [third.attempts, third.partition, third.lease_id] == [1, leased.partition, leased.lease_ids[0]]
     assert leased.leases[0].lease_deadline - datetime.now(UTC) > timedelta(minutes=4)

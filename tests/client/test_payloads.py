@@ -80,12 +80,13 @@ def test_they_come_back_by_every_way() -> None:
         client.create_queue("orders")
         client.produce("orders", [{"number": 1}, "text", Item([2], kind="list")])
         with client.producer("orders") as producer:
-            producer.send({"number": 3}, reference="third", key="customer-7")
+            producer.send({"number": 3}, reference="third", key="customer-7", priority=9)
         items = {item.payload: item for item in client.lease("orders", batch_size=10)}
         assert items[b'{"number":1}'].json() == {"number": 1}
         assert items[b'{"number":1}'].encoding == "application/json"
         assert (items[b"text"].encoding, items[b"[2]"].kind) == (None, "list")
-        assert (items[b'{"number":3}'].reference, items[b'{"number":3}'].key) == ("third", "customer-7")
+        third = items[b'{"number":3}']
+        assert (third.reference, third.key, third.priority) == ("third", "customer-7", 9)
         assert items[b"text"].key is None
         with pytest.raises(ValueError, match=r"the payload of item \S+ is not JSON"):
             items[b"text"].json()

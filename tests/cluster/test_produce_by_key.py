@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,11 +12,11 @@ import pytest
 from sluiceway.cluster.produce_by_key import DividedError, home_of_part, parts_again, parts_of, together
 from sluiceway.core.partition.key_slots import slots_of
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.item_keys import Division, divided, hash_of
+from sluiceway.model.item_keys import Division, divided, hash_of, in_runs
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 from sluiceway.model.requests import Produce, Produced, ProducedByKey, ProduceKey
-from sluiceway.model.small_batch import in_columns
+from sluiceway.model.small_batch import as_few, in_columns
 
 ROWS = batch_from_rows([{"payload": b"x", "key": key} for key in "abab"])
 STORED = "stored"
@@ -80,6 +83,25 @@ def test_a_part_is_divided_again_by_the_homes_that_its_slots_have_now() -> None:
     assert sorted(number for each, _ in again for number in each.numbers) == sorted(division.numbers)
     between = msgspec.structs.replace(record, slots=tuple(MOVING if slot in moved else home for slot, home in enumerate(slots_of(record))))
     assert home_of_part(between, part) == MOVING
+
+
+@pytest.mark.parametrize("form", [None, as_few])
+def test_rows_of_one_key_and_priority_follow_each_other(form: Callable[[Any], Any] | None) -> None:
+    """Of equal ones in the order of the call; one without a priority counts as of 4."""
+    said = [("a", 0), ("b", 9), (None, None), ("a", 9), ("b", 9), ("a", 4), ("a", None), (None, 5)]
+    rows = batch_from_rows([{"payload": b"x", "key": key, "priority": priority} for key, priority in said])
+    rows = rows if form is None else form(rows)
+    whole = [(in_runs(rows, *by), by) for by in ((True, True), (False, True), (True, False))]
+    assert [each.numbers.tolist() for each, _ in whole] == [
+        [3, 5, 6, 0, 1, 4, 7, 2],
+        [1, 3, 4, 7, 2, 5, 6, 0],
+        [0, 3, 5, 6, 1, 4, 2, 7],
+    ]
+    one, other = divided(rows, lambda keys: (keys == hash_of("b")).astype(np.int64), (0, 1), by_priority=True)
+    assert (one.numbers.tolist(), other.numbers.tolist()) == ([3, 5, 6, 0, 7, 2], [1, 4])
+    for each in (*(each for each, _ in whole), one, other):
+        found = in_columns(each.rows).to_pylist()
+        assert [(row["key"], row.get("priority")) for row in found] == [said[number] for number in each.numbers]
 
 
 @pytest.mark.parametrize("code", ["unavailable", "storage_full", "queue_paused", "too_many_requests"])

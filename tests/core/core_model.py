@@ -36,6 +36,7 @@ class Row(NamedTuple):
     enqueue_at: Millis | None = None
     kind: str | None = None
     key: str | None = None
+    priority: int | None = None
 
 
 def rows_of(*payloads: str) -> list[Row]:
@@ -50,8 +51,8 @@ def either_form(rows: Sequence[Row]) -> Rows:
     """The rows in columns, or (an odd number of those that come by their values at all) by their values."""
     if len(rows) % 2 == 0 or any(row.enqueue_at is not None for row in rows):
         return batch_of(rows)
-    columns = {"kind": [row.kind for row in rows], "key": [row.key for row in rows]}
-    others = {name: values for name, values in columns.items() if any(values)}
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in ("kind", "key", "priority")}
+    others = {name: values for name, values in columns.items() if values.count(None) < len(values)}
     return SmallBatch([row.payload for row in rows], others, sum(len(row.payload) + 4 for row in rows))
 
 

@@ -13,7 +13,7 @@ from pyroaring import BitMap
 
 from sluiceway.core.bundles import lifecycle
 from sluiceway.core.bundles.lifecycle import KEPT_FOR, LATEST, OPEN_FOR, REACH, SOONEST, decide, due, wants
-from sluiceway.core.partition.blob_keys import BlobKeys
+from sluiceway.core.partition.blob_values import BlobValues
 from sluiceway.core.partition.bundle_ledger import BundleLedger
 from sluiceway.core.partition.compaction import open_rows
 from sluiceway.core.partition.partition import Partition
@@ -445,14 +445,14 @@ def test_settling_a_lease_costs_a_step_for_each_run_of_a_bundle(monkeypatch: pyt
         rig.machine.produce(batch_of(rows_of(*map(str, range(1_000)))), START, bundle=bundle)
     rig.commit()
     counted: list[tuple[int, int]] = []
-    count = BlobKeys.count
+    count = BlobValues.count
 
-    def noted(self: BlobKeys, rows: BitMap) -> list[tuple[int, int]]:
+    def noted(self: BlobValues, rows: BitMap) -> list[tuple[int, int]]:
         found = list(count(self, rows))
         counted.extend(found)
         return found
 
-    monkeypatch.setattr(BlobKeys, "count", noted)
+    monkeypatch.setattr(BlobValues, "count", noted)
     rig.close(rig.lease(3_000))
     assert counted == [(hash_of("a"), 1_000), (hash_of("b"), 1_000)]
     rig.commit()

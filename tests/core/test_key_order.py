@@ -16,7 +16,7 @@ from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.core.partition.records import HELD, LeaseState, to_array
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.item_keys import NO_KEY, hash_of
+from sluiceway.model.item_keys import DEFAULT_PRIORITY, NO_KEY, hash_of
 from sluiceway.model.leased_items import take_rows
 from sluiceway.model.requests import DONE, RELEASE, Disposition, Settled
 from tests.core.core_model import START, Rig, Row, array_of
@@ -32,6 +32,8 @@ KINDS = [
     KeyRules(order=True, fair=True),
     KeyRules(order=True, concurrency=3),
     KeyRules(order=True, blocks=True),
+    KeyRules(priority=True),
+    KeyRules(priority=True, fair=True, concurrency=3),
     KeyRules(fair=True, concurrency=1),
 ]
 
@@ -45,6 +47,7 @@ class Thing:
     state: str = "waiting"
     due_at: Millis = 0
     attempts: int = 0
+    priority: int = DEFAULT_PRIORITY
 
 
 class World:
@@ -104,8 +107,8 @@ class World:
         flows, can = self.rig.machine.log.flows, self.can()
         assert flows is not None
         waiting = {key: self.waiting(key) for key in can}
-        leased = Counter(thing.key for thing in self.things.values() if thing.state == "leased")
-        back = Counter(thing.key for thing in self.things.values() if thing.state == "back" and self.keys.order)
+        leased = Counter(self.key_of(thing) for thing in self.things.values() if thing.state == "leased")
+        back = Counter(self.key_of(thing) for thing in self.things.values() if thing.state == "back" and self.keys.order)
         keys = [key for key in can if key is not None]
         limited = sum(leased[key] >= self.keys.concurrency > 0 for key in keys)
         assert flows.totals() == (sum(1 for key in keys if waiting[key]), sum(1 for key in keys if waiting[key] and not can[key]), limited)
@@ -134,8 +137,8 @@ class World:
                     assert (ahead == 0) is ((extent, at) == (key.extent, key.at))
         names = [name for _, name in sorted(there)]
         assert [ahead for ahead, _ in sorted(there)] == list(range(len(there)))
-        if self.keys.order and hashed != NO_KEY:
-            assert names == self.waiting(self.things[names[0]].key)
+        if (self.keys.order and hashed != NO_KEY) or self.keys.priority:
+            assert names == self.waiting(self.key_of(self.things[names[0]]))
 
     def produce(self) -> None:
         rows = []
@@ -144,11 +147,16 @@ class World:
             due_at = self.now + self.random.choice([10, 60]) if self.random.random() < 0.1 else 0
             # What is stored while nothing goes by keys counts as without one later.
             noted = key if self.keys else None
-            self.things[name] = Thing(len(self.things), noted, "scheduled" if due_at else "waiting", due_at)
-            rows.append(Row(name.encode(), due_at or None, key=key))
+            priority = self.random.choice([None, None, 0, 4, 9])
+            thing = self.things[name] = Thing(len(self.things), noted, "scheduled" if due_at else "waiting", due_at)
+            if self.keys and priority is not None:
+                thing.priority = priority
+            rows.append(Row(name.encode(), due_at or None, key=key, priority=priority))
         if self.random.random() < 0.7:
             # As a server does it. The places are those of the rows as they are stored.
             rows.sort(key=lambda row: row.key or "")
+            if self.keys.priority:
+                rows.sort(key=lambda row: -(DEFAULT_PRIORITY if row.priority is None else row.priority))
             names = sorted(row.payload.decode() for row in rows)
             places = sorted(self.things[name].place for name in names)
             for row, place in zip(rows, places, strict=True):
@@ -177,9 +185,9 @@ class World:
         taken: dict[str | None, list[str]] = defaultdict(list)
         for name in names:
             assert self.things[name].state == "waiting"
-            taken[self.things[name].key].append(name)
+            taken[self.key_of(self.things[name])].append(name)
         for key, those in taken.items():
-            if self.keys.order and key is not None:
+            if (self.keys.order and key is not None) or self.keys.priority:
                 assert those == keys[key][: len(those)], "not in order"
             if self.keys:
                 assert len(those) <= before[key]
@@ -320,14 +328,22 @@ class World:
         return self.keys.blocks and self.things[name].key is not None
 
     def waiting(self, key: str | None) -> list[str]:
-        those = [(thing.place, name) for name, thing in self.things.items() if thing.key == key and thing.state == "waiting"]
-        return [name for _, name in sorted(those)]
+        those = [
+            (-thing.priority if self.keys.priority else 0, thing.place, name)
+            for name, thing in self.things.items()
+            if (self.key_of(thing) == key and thing.state == "waiting")
+        ]
+        return [name for *_, name in sorted(those)]
+
+    def key_of(self, thing: Thing) -> str | None:
+        """By which the queue goes: without rules by key, all items are one flow."""
+        return thing.key if self.keys.by_key else None
 
     def can(self) -> Counter[str | None]:
         """How many items of each key may be leased now."""
         found: Counter[str | None] = Counter()
-        for key in {thing.key for thing in self.things.values()}:
-            states = Counter(thing.state for thing in self.things.values() if thing.key == key)
+        for key in {self.key_of(thing) for thing in self.things.values()}:
+            states = Counter(thing.state for thing in self.things.values() if self.key_of(thing) == key)
             can = states["waiting"]
             if key is not None:
                 if self.keys.order and states["leased"] + states["back"]:

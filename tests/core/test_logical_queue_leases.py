@@ -583,9 +583,33 @@ def test_in_a_fair_queue_the_partition_with_an_item_of_a_quiet_key_comes_first(f
         assert max(waits) > 100
 
 
-def put(rig: Rig, partition: int, key: str, count: int) -> int:
+@pytest.mark.parametrize(("priority", "most"), [(5, 2), (9, 2), (4, 300)])
+def test_the_partition_with_an_item_above_the_default_priority_comes_first(priority: int, most: int) -> None:
+    """Every other time, so that the others go on."""
+    rig = Rig(4)
+    rig.configure(priority="strict")
+    for number in range(4):
+        put(rig, number, "k", 60, 4)
+    waits = []
+    for turn in range(12):
+        place = (turn % 4, put(rig, turn % 4, "k", 1, priority))
+        seen: list[tuple[int, int]] = []
+        while place not in seen:
+            ticket = rig.ask(lease())
+            rig.end_all()
+            (info,), (offset,) = rig.grants(ticket), rig.offsets(ticket)
+            seen.append((info.partition, offset))
+        waits.append(len(seen))
+        if waits[-1] > 100:
+            break
+    assert max(waits) <= most
+    if priority == 4:
+        assert max(waits) > 100
+
+
+def put(rig: Rig, partition: int, key: str, count: int, priority: int | None = None) -> int:
     """Put items of that key into that very partition. Returns the offset of the first."""
-    request = Produce(batch_from_rows([{"payload": b"x", "key": key}] * count), 1_000)
+    request = Produce(batch_from_rows([{"payload": b"x", "key": key, "priority": priority}] * count), 1_000)
     ticket = Ticket(request, rig.now + 1_000)
     rig.queue.executors[partition].put(ticket, request)
     rig.cycle()

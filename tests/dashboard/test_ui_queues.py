@@ -198,7 +198,7 @@ def test_consumers_and_their_queries_are_shown(server: Running) -> None:
 
 def test_looking_at_items_takes_nothing_and_shows_them_as_text(server: Running) -> None:
     name = server.queue(max_attempts=3)
-    item = {"utf8": EVIL, "kind": EVIL, "reference": EVIL, "key": EVIL, "headers": {EVIL: EVIL}}
+    item = {"utf8": EVIL, "kind": EVIL, "reference": EVIL, "key": EVIL, "priority": 0, "headers": {EVIL: EVIL}}
     server.ask("queue.produce", queue_name=name, items=[item, {"bytes": base64.b64encode(b"\xff\x00<b>").decode()}])
     text = page(server, f"/{name}/items")
     first, second = rows(text, "items")
@@ -206,6 +206,7 @@ def test_looking_at_items_takes_nothing_and_shows_them_as_text(server: Running) 
     assert second[4] == "ff 00 3c 62 3e binary"
     one = page(server, f"/{name}/items", id=first[0])
     assert html.unescape(one).count(EVIL) >= 6
+    assert "<dt>priority</dt><dd>0</dd>" in one
     assert "it is next" in one
     for each in (text, one):
         assert "<img" not in each.split("<main")[1]
@@ -362,7 +363,7 @@ def test_checked_items_are_run_moved_and_deleted(server: Running) -> None:
 def test_an_item_is_produced_and_sent_again_after_an_edit(server: Running) -> None:
     name = server.queue()
     body = '{"b": 1.50, "a": ["x"]}'
-    do(server, "queue.produce", queue_name=name, utf8=body, kind="mail", headers="tenant=a b\r\nempty=", after="1h")
+    do(server, "queue.produce", queue_name=name, utf8=body, kind="mail", priority="0", headers="tenant=a b\r\nempty=", after="1h")
     (item,) = server.ask("storage/scheduled.list", queue_name=name)["items"]
     assert (base64.b64decode(item["payload"]).decode(), item["kind"], item["headers"]) == (body, "mail", {"tenant": "a b", "empty": ""})
     shown = page(server, f"/{name}/items", id=item["id"])
@@ -370,6 +371,7 @@ def test_an_item_is_produced_and_sent_again_after_an_edit(server: Running) -> No
     do(server, "queue.produce", **again(shown) | {"utf8": "\nedited\r\ntwice"})
     (copy,) = server.ask("storage/items.list", queue_name=name)["items"]
     assert base64.b64decode(copy["payload"]) == b"\nedited\ntwice"
+    assert (item["priority"], copy["priority"]) == (0, 0)
     assert (copy["kind"], copy["headers"]) == ("mail", {"tenant": "a b", "empty": "", "copy-of": item["origin"]})
     # The leading line break is not lost on the way through a form.
     asked = server.http.get("/ui/ask/queue.produce", params=again(page(server, f"/{name}/items", id=copy["id"]))).text

@@ -120,17 +120,21 @@ def test_what_is_done_to_it_is_seen_at_once_and_audited(server: Guarded) -> None
         "catch_up": "skip",
         "utf8": "hello",
         "kind": "job",
+        "priority": "0",
         "headers": "a=b\n",
         "paused": "1",
     }
     answer = post(server.http, "schedules.create", **form)
     assert f'href="/ui/schedules/{name}"' in answer
     line = (
-        f"sluiceway schedule create {name} --queue {queue} --cron @daily --catch-up skip --payload hello --kind job --header a=b --paused"
+        f"sluiceway schedule create {name} --queue {queue} --cron @daily --catch-up skip"
+        " --payload hello --kind job --priority 0 --header a=b --paused"
     )
     assert line in html.unescape(answer)
     found = server.ask("schedules.get", name=name)
-    assert (found["paused"], found["catch_up"], found["item"]) == (True, "skip", {"utf8": "hello", "kind": "job", "headers": {"a": "b"}})
+    item = {"utf8": "hello", "kind": "job", "priority": 0, "headers": {"a": "b"}}
+    assert (found["paused"], found["catch_up"], found["item"]) == (True, "skip", item)
+    assert "<dt>priority</dt><dd>0</dd>" in server.http.get(f"/ui/schedules/{name}").text
     with server.http.stream("GET", f"/ui/live/schedules/{name}") as stream:
         shown = blocks(stream)
         assert "schedules.resume" in next(shown)

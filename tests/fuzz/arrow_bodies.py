@@ -60,9 +60,19 @@ def sound() -> list[bytes]:
     """Streams that are accepted, and some that are refused for what they hold."""
     payload = pa.array([b"one", b"", b"three" * 9])
     texts = pa.array(["a", None, "é" * 20])
+    priorities = pa.array([0, None, 9], pa.int8())
     headers = pa.array([[("a", "b"), ("c", "")], None, []], HEADERS)
     times = pa.array([NOW + 5, None, 0], TIME)
-    full = {"payload": payload, "kind": texts, "encoding": texts, "reference": texts, "key": texts, "headers": headers, "enqueue_at": times}
+    full = {
+        "payload": payload,
+        "kind": texts,
+        "encoding": texts,
+        "reference": texts,
+        "key": texts,
+        "priority": priorities,
+        "headers": headers,
+        "enqueue_at": times,
+    }
     ids = {"partition": pa.array([0, 1, 0], pa.int32()), "offset": pa.array([5, 6, 7], pa.int64())}
     dispositions = {"retry_after_ms": pa.array([None, 5, None], pa.int64()), "reason": texts}
     batches = [

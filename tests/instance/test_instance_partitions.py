@@ -275,7 +275,14 @@ async def test_what_is_moved_is_as_it_was(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, _):
         record = await service.create_queue(spec("q", 2))
         due = (system.now() // 1000 + 3_600) * 1000
-        about = {"kind": "k", "encoding": "e", "reference": "r", "key": "customer-7", "headers": {"sluiceway-x": "1", "y": "2"}}
+        about = {
+            "kind": "k",
+            "encoding": "e",
+            "reference": "r",
+            "key": "customer-7",
+            "priority": 0,
+            "headers": {"sluiceway-x": "1", "y": "2"},
+        }
         batch = batch_from_rows([{"payload": b"a", **about}, {"payload": b"b"}, {"payload": b"later", "enqueue_at": due}])
         await service.produce("q", Produce(batch, 10_000, partition=0))
         once = await lease(service, "q", 1)
@@ -285,7 +292,7 @@ async def test_what_is_moved_is_as_it_was(tmp_path: Path) -> None:
         await drain(service, "q", 0, 1)
         assert has(service.stats("q")) == {0: (0, 0, 0), 1: (2, 1, 0)}
         after = (await service.list_items("q", ListItems(1, 0, 9))).rows
-        same = ("origin", "attempts", "enqueued_at", "payload", "kind", "encoding", "reference", "key", "headers")
+        same = ("origin", "attempts", "enqueued_at", "payload", "kind", "encoding", "reference", "key", "priority", "headers")
         assert _told(after, same, record.incarnation) == _told(before, same, record.incarnation)
         found = (await service.list_items("q", ListItems(1, 0, 9, True))).rows
         assert _told(found, same, record.incarnation) == _told(later, same, record.incarnation)

@@ -203,6 +203,7 @@ def test_rows_without_headers_get_a_column_in_its_place() -> None:
     for rows in (
         [{"payload": b"p"}],
         [{"payload": b"p", "reference": "r", "key": "k", "enqueue_at": 5}],
+        [{"payload": b"p", "priority": 7}],
         [{"payload": b"p", "kind": "k"}] * 3,
     ):
         batch = batch_from_rows(rows)

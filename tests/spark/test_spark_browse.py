@@ -49,7 +49,10 @@ def queue(world: Server) -> str:
         # A call takes from the partitions that are not busy.
         world.call("/v1/queue.lease", queue_name=made, client_id="somebody", batch_size=left, max_partitions=3, request_timeout="30s")
     for number in range(10):
-        items = [{"utf8": f"{number}/{n}", "kind": f"k{n}", "headers": {"n": str(n)}, "reference": "r", "key": f"c{n}"} for n in range(2)]
+        items = [
+            {"utf8": f"{number}/{n}", "kind": f"k{n}", "headers": {"n": str(n)}, "reference": "r", "key": f"c{n}", "priority": n}
+            for n in range(2)
+        ]
         world.call("/v1/queue.produce", queue_name=made, items=items)
     due = format_time(now() + 3_600_000)
     world.call("/v1/queue.produce", queue_name=made, items=[{"utf8": "due", "enqueue_at": due}, {"utf8": "due", "enqueue_at": due}])
@@ -94,9 +97,9 @@ def test_a_queue_is_read_as_a_table_and_is_as_before(spark: SparkSession, world:
         ]
     ready = [row for row in found if row.state == "ready"]
     assert {bytes(row.payload).decode() for row in ready} == {f"{number}/{n}" for number in range(10) for n in range(2)}
-    assert {(row.headers["n"], row.kind, row.reference, row.key, row.queue) for row in ready} == {
-        ("0", "k0", "r", "c0", queue),
-        ("1", "k1", "r", "c1", queue),
+    assert {(row.headers["n"], row.kind, row.reference, row.key, row.priority, row.queue) for row in ready} == {
+        ("0", "k0", "r", "c0", 0, queue),
+        ("1", "k1", "r", "c1", 1, queue),
     }
     after = world.call("/v1/queue.stats", queue_name=queue)
     for stats in (before, after):

@@ -40,7 +40,10 @@ def spark() -> SparkSession:
 def fill(world: Server, queue: str, first: int, end: int) -> None:
     for start in range(first, end, 100):
         numbers = range(start, min(start + 100, end))
-        items = [{"utf8": str(n), "kind": f"kind {n % 3}", "reference": str(n), "key": f"c {n}", "headers": {"n": str(n)}} for n in numbers]
+        items = [
+            {"utf8": str(n), "kind": f"kind {n % 3}", "reference": str(n), "key": f"c {n}", "priority": n % 10, "headers": {"n": str(n)}}
+            for n in numbers
+        ]
         world.call("/v1/queue.produce", queue_name=queue, items=items)
 
 
@@ -96,7 +99,9 @@ def test_what_drains_goes_to_the_open_partitions(spark: SparkSession, world: Ser
     assert after.keys() == before.keys()
     for reference, item in after.items():
         old = before[reference]
-        assert {name: item[name] for name in ("bytes", "kind", "key")} == {name: old[name] for name in ("bytes", "kind", "key")}
+        assert {name: item[name] for name in ("bytes", "kind", "key", "priority")} == {
+            name: old[name] for name in ("bytes", "kind", "key", "priority")
+        }
         if old["partition"] in going:
             told = {
                 "sluiceway-origin": old["origin"],

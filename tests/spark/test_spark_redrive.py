@@ -34,7 +34,7 @@ def spark() -> SparkSession:
 def bury(world: Server, dead: str, source: str, texts: list[str], reason: str) -> None:
     """Items of `source` that died in it, with a header of their own and one that lies about where they came from."""
     own = {"n": "1", "sluiceway-queue": "elsewhere"}
-    items = [{"utf8": text, "kind": f"kind {text}", "reference": text, "key": f"c {text}", "headers": own} for text in texts]
+    items = [{"utf8": text, "kind": f"kind {text}", "reference": text, "key": f"c {text}", "priority": 0, "headers": own} for text in texts]
     before = world.count(dead, "produced")
     world.call("/v1/queue.produce", queue_name=source, items=items)
     leased = world.call("/v1/queue.lease", queue_name=source, client_id="t", batch_size=1_000, max_partitions=9)["items"]
@@ -87,7 +87,12 @@ def test_what_matches_goes_back_and_the_rest_stays(spark: SparkSession, world: S
     assert texts(world, two) == [f"two {n}" for n in range(1, 5)]
     for each in waiting(world, two):
         assert each["headers"] == {"n": "1", "sluiceway-origin": origins[each["reference"]]}
-        assert (each["attempts"], each["kind"], each["key"]) == (0, f"kind {each['reference']}", f"c {each['reference']}")
+        assert (each["attempts"], each["kind"], each["key"], each["priority"]) == (
+            0,
+            f"kind {each['reference']}",
+            f"c {each['reference']}",
+            0,
+        )
     left = texts(world, place.queue)
     assert left == sorted(["liar", "two 0", *(f"{name} {n}" for name in ("one", "two") for n in range(5, 10))])
     assert world.count(place.queue, "leases") == 0

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, ByteType, DataType, IntegerType, LongType, ShortType, StringType, StructField, StructType
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.chunks import recut, row_bytes
 from sluiceway.model.items import HEADERS
 from sluiceway.spark import sink
+from sluiceway.spark.bad_rows import Sieve
 from sluiceway.spark.format import SluicewaySource
 from sluiceway.spark.offsets import HeldLease, Offset
 from sluiceway.spark.options import consumes, sink_options, source_options
@@ -234,13 +235,14 @@ def test_leased_items_become_rows() -> None:
             "payload": pa.array([b"x", b"y"], pa.binary()),
             "origin": pa.array([None, "other.0.7"]),
             "key": pa.array(["customer-7", None]),
+            "priority": pa.array([0, None], pa.int8()),
         }
     ).replace_schema_metadata({"sluiceway": json.dumps({"incarnation": "k7f3q2ma"})})
     rows = to_rows(batch, "q", "k7f3q2ma.3.L9", to_arrow_schema(SCHEMA, timezone="UTC")).to_pylist()
     assert [row["id"] for row in rows] == ["k7f3q2ma.3.40", "k7f3q2ma.3.41"]
     assert [row["origin"] for row in rows] == ["k7f3q2ma.3.4", "other.0.7"]
     assert [(row["queue"], row["lease_id"], row["kind"], row["headers"]) for row in rows] == [("q", "k7f3q2ma.3.L9", None, None)] * 2
-    assert [row["key"] for row in rows] == ["customer-7", None]
+    assert [(row["key"], row["priority"]) for row in rows] == [("customer-7", 0), (None, None)]
     assert [row["enqueued_at"].timestamp() for row in rows] == [1, 2]
 
 
@@ -259,6 +261,7 @@ def schema(**columns: object) -> StructType:
         (schema(value=LongType()), "value"),
         (schema(value=StringType(), colour=StringType()), "colour"),
         (schema(value=StringType(), key=BinaryType()), "key"),
+        (schema(value=StringType(), priority=StringType()), "priority"),
         (schema(value=StringType(), headers=StringType()), "headers"),
         (schema(value=StringType(), enqueue_at=StringType()), "enqueue_at"),
     ],
@@ -330,3 +333,17 @@ def test_options_that_spark_did_not_hand_over_are_told() -> None:
 def test_writers_can_be_sent_to_tasks() -> None:
     writer = sink.BatchSink(schema(value=StringType()), sink_options({**SINK, "writeid": "w"}))
     assert isinstance(pickle.loads(pickle.dumps(writer)), sink.BatchSink)
+
+
+@pytest.mark.parametrize("kind", [ByteType(), ShortType(), IntegerType(), LongType()])
+def test_a_priority_may_be_any_whole_number_of_spark_from_0_to_9(kind: DataType) -> None:
+    assert sink.check_columns(schema(value=StringType(), priority=kind)) == "value"
+    column = to_arrow_schema(schema(priority=kind)).field("priority").type
+    rows = pa.record_batch({"value": pa.array(["a", "b", "c"]), "priority": pa.array([0, None, 9], column)})
+    (good,) = Sieve("value", 3, keep=False).good(iter([rows]))
+    assert sink.to_items(good, "value")["priority"].to_pylist() == [0, None, 9]
+    for wrong in (-1, 10, 100):
+        bad = pa.record_batch({"value": pa.array(["a", "b"]), "priority": pa.array([None, wrong], column)})
+        with pytest.raises(SluicewayError, match=r"not between 0 and 9 \(a row; the first is row 1 of task 3") as raised:
+            list(Sieve("value", 3, keep=False).good(iter([bad])))
+        assert raised.value.field == "priority"

@@ -34,6 +34,7 @@ ROWS = st.fixed_dictionaries(
         "encoding": TEXTS,
         "reference": TEXTS,
         "key": st.none() | st.text(min_size=1, max_size=4),
+        "priority": st.none() | st.integers(0, 9),
         "headers": st.none() | st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=2),
         "enqueue_at": st.none() | st.integers(0, 4_102_444_800_000),
     },

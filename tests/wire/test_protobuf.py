@@ -35,6 +35,7 @@ ITEM = {
     "encoding": None,
     "reference": "r",
     "key": "customer-7",
+    "priority": 0,
     "headers": {"a": "b"},
     "bytes": "AP8=",
 }
@@ -127,6 +128,13 @@ def test_a_key_is_carried_in_and_an_empty_one_is_none() -> None:
     assert fields("/v1/queue.produce", queue_name="q", items=items)["items"] == [{"utf8": "x", "key": "customer-7"}, {"utf8": "y"}]
     (item,) = fields("/v1/storage/items.import", queue_name="q", items=[{"payload": b"x", "key": "customer-7"}])["items"]
     assert item["key"] == "customer-7"
+
+
+@pytest.mark.parametrize("path", ["/v1/queue.produce", "/v1/storage/items.import"])
+def test_a_priority_of_0_is_one(path: str) -> None:
+    payload = {"utf8": "x"} if path == "/v1/queue.produce" else {"payload": b"x"}
+    items = fields(path, queue_name="q", items=[payload | {"priority": 0}, payload | {"priority": 9}, payload])["items"]
+    assert [item.get("priority") for item in items] == [0, 9, None]
 
 
 def test_a_lease_may_ask_for_runs() -> None:
@@ -243,7 +251,7 @@ def test_a_lease() -> None:
     assert (status, said.queue_name, said.partition) == (200, "q", 2)
     (item,) = said.items
     assert (item.id, item.attempts, item.kind, item.reference, item.encoding) == ("k7f3q2ma.2.7", 2, "k", "r", "")
-    assert item.key == "customer-7"
+    assert (item.key, item.HasField("priority"), item.priority) == ("customer-7", True, 0)
     assert (item.bytes, item.lease_deadline.seconds, item.lease_deadline.nanos) == (b"\x00\xff", 1_769_846_400, 250_000_000)
 
 
@@ -302,7 +310,7 @@ def test_stored_items() -> None:
         ("k7f3q2ma.2.7", "m2m2m2m2.0.5", b""),
     ]
     first = said.items[0]
-    assert first.key == "customer-7"
+    assert (first.key, first.HasField("priority"), first.priority) == ("customer-7", True, 0)
     assert (first.is_leased, first.attempts, first.max_attempts, first.lease_deadline.nanos) == (True, 2, 3, 250_000_000)
     assert not first.HasField("enqueue_at")
     assert first.expire_deadline.seconds == GO_ZERO_TIME, "a time that does not apply: Go's IsZero() is true of it"
@@ -313,6 +321,7 @@ def test_imported_items_that_are_gone_already_are_told_as_they_were_sent() -> No
     before = {
         "id": "old",
         "key": "customer-7",
+        "priority": 0,
         "is_leased": True,
         "attempts": 9,
         "lease_deadline": {"seconds": 5},
@@ -323,6 +332,7 @@ def test_imported_items_that_are_gone_already_are_told_as_they_were_sent() -> No
     said = answered("/v1/storage/items.import", produced, "ImportAnswer", items=[before, later])[1]
     one, two = said.items
     assert (one.key, two.key) == ("customer-7", "")
+    assert (one.HasField("priority"), two.HasField("priority")) == (True, False)
     assert (one.id, one.kind, one.payload, one.is_leased, one.attempts) == ("k7f3q2ma.0.41", "k", b"x", False, 0)
     assert not one.HasField("lease_deadline")
     assert (two.id, two.payload) == ("k7f3q2ma.0.42", b"y")

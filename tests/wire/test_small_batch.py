@@ -35,6 +35,7 @@ SOME = [
     [Item(payload=b"1", kind="k"), Item(payload=b"2"), Item(payload=b"3", reference="ü", encoding="e")],
     [Item(payload=b"h", headers={"x": "y", "ß": ""}), Item(payload=b"none"), Item(payload=b"empty", headers={})],
     [Item(payload=b"i", key="customer-7", headers={"x": "y"}), Item(payload=b"j")],
+    [Item(payload=b"k", priority=0), Item(payload=b"l"), Item(payload=b"m", priority=9)],
 ]
 
 
@@ -63,6 +64,7 @@ def test_digests_are_those_that_partitions_have_stored() -> None:
         "b36781e4e22f1df4a540733b7805e911",
         "72380204b393a9c167bddd742c6f9bae",
         "b834b5c35fb52744c2f88205cc8f7be7",
+        "66196ed8470c7d975b13e9b3d7346132",
     ]
 
 
@@ -91,6 +93,7 @@ TEXTS = st.one_of(st.none(), st.text(max_size=4))
             encoding=TEXTS,
             reference=TEXTS,
             key=st.one_of(st.none(), st.text(min_size=1, max_size=4)),
+            priority=st.one_of(st.none(), st.integers(0, 9)),
             headers=st.one_of(st.none(), st.dictionaries(st.sampled_from(["a", "b", "traceparent"]), st.text(max_size=2), max_size=3)),
         ),
         min_size=1,
@@ -103,8 +106,8 @@ def test_both_forms_of_any_items_have_the_same_digest(items: list[Item]) -> None
 
 def test_joined_they_are_what_they_are_one_after_the_other() -> None:
     together = join([few(items) for items in SOME])
-    assert together.batch().equals(pa.concat_batches([fit(columns(items), stored_schema(0b101111)) for items in SOME]))
-    assert (together.num_rows, together.nbytes) == (11, sum(few(items).nbytes for items in SOME))
+    assert together.batch().equals(pa.concat_batches([fit(columns(items), stored_schema(0b1101111)) for items in SOME]))
+    assert (together.num_rows, together.nbytes) == (14, sum(few(items).nbytes for items in SOME))
 
 
 @pytest.mark.parametrize(("items", "pairs"), [(16, 1), (16, 40), (1, 2_000)])
@@ -227,3 +230,10 @@ def test_of_arrow_too_what_only_columns_can_tell_stays_in_columns(rows: pa.Recor
 
     assert not isinstance(request(rows), SmallBatch)
     assert isinstance(request(pa.record_batch({"payload": pa.array([b"x"] * MOST)})), SmallBatch)
+
+
+def test_rows_are_taken_in_the_order_that_is_asked_for() -> None:
+    batch = few([Item(payload=payload, kind=payload.decode()) for payload in (b"a", b"b", b"c")])
+    assert batch.take([0, 1, 2]) is batch
+    other = batch.take([2, 0, 1])
+    assert (other.payloads, other.others) == ([b"c", b"a", b"b"], {"kind": ["c", "a", "b"]})

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sluiceway.cli.common import printable
+from sluiceway.cli.common import WholeNumber, printable
 from sluiceway.cli.items import pairs
+from sluiceway.kernel.limits import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from sluiceway.client import Item
@@ -21,6 +22,7 @@ def item_options(command: Callable[..., T]) -> Callable[..., T]:
     """Options of the item."""
     for option in (
         click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A header. May be repeated."),
+        click.option("--priority", type=WholeNumber(0, MAX_PRIORITY), help="Priority of the item, from 0, the lowest, to 9."),
         click.option("--item-key", "key", help="Key of the item, such as a customer."),
         click.option("--reference", help="Reference of the item."),
         click.option("--encoding", help="Encoding of the payload."),

@@ -210,7 +210,7 @@ def show(session: Session, queue: str, item_id: str) -> None:
 
 _FACTS = (
     *("id", "origin", "state", "partition", "attempts", "enqueued_at", "enqueue_at", "expire_deadline", "lease_id", "lease_deadline"),
-    *("kind", "encoding", "reference", "key"),
+    *("kind", "encoding", "reference", "key", "priority"),
 )
 
 

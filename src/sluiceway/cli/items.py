@@ -17,7 +17,7 @@ from sluiceway.cli.session import Session, connected, paused_verbs, queue_argume
 from sluiceway.cli.stats import open_circuits
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS, MAX_PRIORITY
 
 if TYPE_CHECKING:
     from sluiceway.client import LeasedItem
@@ -54,6 +54,7 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @click.option("--item-key", help="Key of the items, such as a customer. Not the idempotency key.")
 @click.option("--item-key-field", metavar="NAME", help="Each line is a JSON object, and this field of it, a text, is the item's key.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A header. May be repeated.")
+@click.option("--priority", type=WholeNumber(0, MAX_PRIORITY), help="Priority of the items: from 0, the lowest, to 9. [default: as 4]")
 @click.option("--bundle", metavar="ID", help="Bundle to which the items belong.")
 @click.option("--blank-lines", is_flag=True, help="Blank lines are items, too.")
 @connected
@@ -191,6 +192,7 @@ _OPTIONAL_COLUMNS: dict[str, Callable[[LeasedItem | BrowsedItem], str | None]] =
     "kind": lambda item: item.kind,
     "reference": lambda item: item.reference,
     "key": lambda item: item.key,
+    "priority": lambda item: None if item.priority is None else str(item.priority),
     "died in": lambda item: (item.headers or {}).get("sluiceway-queue"),
     "reason": lambda item: (item.headers or {}).get("sluiceway-reason"),
 }

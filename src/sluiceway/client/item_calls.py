@@ -34,6 +34,7 @@ class Item:
     """One item to produce. It is not served before `enqueue_at` (with a time zone).
 
     `key` names what the item belongs to, such as a customer, in 1 to 256 bytes. It is not an idempotency key.
+    `priority` is from 0, the lowest, to 9. An item without one counts as of 4. It matters in a queue with the setting `priority`.
 
     A payload of text is sent as UTF-8. One that is neither bytes nor text is sent as JSON, with the `encoding` `application/json`: a dict,
     a list, a dataclass, a msgspec struct, a Pydantic model, and whatever else msgspec can encode.
@@ -46,6 +47,7 @@ class Item:
     headers: Mapping[str, str] | None = None
     enqueue_at: datetime | None = None
     key: str | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,13 @@ def wire_item(item: object) -> dict[str, object]:
     payload, encoding = encoded(item.payload, item.encoding, "items")
     fields: dict[str, object] = {"utf8": payload} if isinstance(payload, str) else {"bytes": payload}
     texts = item.kind is not None or encoding is not None or item.reference is not None or item.key is not None
-    if texts or item.headers or item.enqueue_at:
+    if texts or item.priority is not None or item.headers or item.enqueue_at:
         fields |= given(
             kind=item.kind,
             encoding=encoding,
             reference=item.reference,
             key=item.key,
+            priority=item.priority,
             headers=dict(item.headers) if item.headers else None,
             enqueue_at=time_text(item.enqueue_at, "enqueue_at"),
         )

@@ -15,7 +15,7 @@ from sluiceway.client.item_calls import Item
 from sluiceway.client.payloads import encoded
 from sluiceway.client.protocol import Call, Duration, millis, time_text
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_JSON, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_JSON, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MAX_PRIORITY, MAX_TEXT_BYTES
 
 MAX_BATCH_BYTES = 16 << 20
 """Maximum payload bytes of a batch. base64 adds a third, and with all other fields the body stays below its limit."""
@@ -44,6 +44,7 @@ def checked_item(
     headers: Mapping[str, str] | None,
     enqueue_at: datetime | None,
     key: str | None,
+    priority: int | None,
 ) -> tuple[Item, int]:
     """The item and its size in bytes. Raises `invalid_request` for an item that the server would refuse, before it joins a batch."""
     payload, encoding = encoded(payload, encoding)
@@ -58,10 +59,12 @@ def checked_item(
         if not key:
             raise invalid("key", "must not be empty; leave it out, or pass None")
         size += _measured("key", len(key.encode()), MAX_KEY_BYTES)
+    if priority is not None and not 0 <= priority <= MAX_PRIORITY:
+        raise invalid("priority", f"{priority} is not between 0 and {MAX_PRIORITY}")
     if headers:
         size += _measured("headers", sum(len(name.encode()) + len(value.encode()) for name, value in headers.items()), MAX_HEADER_BYTES)
     time_text(enqueue_at, "enqueue_at")
-    return Item(data, kind, encoding, reference, headers, enqueue_at, key), size
+    return Item(data, kind, encoding, reference, headers, enqueue_at, key, priority), size
 
 
 def _measured(name: str, size: int, most: int) -> int:

@@ -28,13 +28,12 @@ class DividedError(Exception):
 
 
 def parts_of(record: QueueRecord, request: Produce) -> list[tuple[Division, Produce]]:
-    """The parts of the call, each for one partition, or for none at the moment (MOVING). Within it, the rows of a key follow each other."""
+    """The parts of the call, each for one partition, or for none at the moment (MOVING). Within it, the rows of a key follow each other,
+    and so do those of them of one priority, where that matters."""
     homes = slots_of(record)
     whole = b"" if request.key is None else digest(request.batch)
-    return [
-        (each, replace(request, batch=each.rows, partition=each.place, part=CallPart(whole, each.slots)))
-        for each in divided(request.batch, lambda keys: slots_of_hashes(keys, len(homes)), homes)
-    ]
+    parts = divided(request.batch, lambda keys: slots_of_hashes(keys, len(homes)), homes, record.priority is not None)
+    return [(each, replace(request, batch=each.rows, partition=each.place, part=CallPart(whole, each.slots))) for each in parts]
 
 
 def parts_again(record: QueueRecord, division: Division, part: Produce) -> list[tuple[Division, Produce]]:

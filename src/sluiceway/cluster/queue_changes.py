@@ -13,7 +13,7 @@ import msgspec
 from sluiceway.adapters import system
 from sluiceway.cluster.ownership import Ownership, items_of
 from sluiceway.cluster.router import Router
-from sluiceway.contract.queue_settings import Verb, settings_of_new
+from sluiceway.contract.queue_settings import QueueSettings, Verb, settings_of_new
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.group.group_records import Writes
 from sluiceway.core.queue.routing import Peer
@@ -40,6 +40,9 @@ CLOSING = "closing/"
 CLOSE_TIMEOUT: Millis = 30_000
 """Maximum time that a queue refuses requests while its deletion is decided."""
 MAX_TRIES = 50
+
+_WITH_PRIORITY = ("priority", "order", "fair", "key_concurrency", "key_rate")
+"""Settings that may exclude each other."""
 
 T = TypeVar("T")
 
@@ -108,6 +111,7 @@ class QueueChanges:
             specs.append(QueueSpec(spec.dead_queue, **settings_of_new(spec.dead_queue)))
         elif spec.dead_queue is not None:
             self._check_dead_queue(spec.queue_name, spec.dead_queue)
+        _check_priority(spec, "priority")
         now = system.now()
         records: list[QueueRecord] = []
         for each in specs:
@@ -209,6 +213,7 @@ class QueueChanges:
             self._check_dead_queue(queue_name, changed.dead_queue)
         field = next((name for name in KEEPING if getattr(changed, name)), KEEPING[0])
         _check_keys(changed, {each.dead_queue for each in self._catalog}, field)
+        _check_priority(changed, next((name for name in _WITH_PRIORITY if name in patch.settings), "priority"))
         if changed.keeps_keys_together and not record.keeps_keys_together and record.rebalance is not None:
             raise SluicewayError("rebalance_open", f"a rebalance of {queue_name!r} is open, which would not keep its keys together", field)
         entry = self._audit.entry(action, by, queue_name, changes(record, changed))
@@ -373,6 +378,21 @@ def _check_keys(record: QueueRecord, dead_queues: Collection[str | None], field:
     """A transfer to a dead queue may be taken back, which only one partition can answer."""
     if record.keeps_keys_together and record.queue_name in dead_queues:
         raise invalid(field, f"{record.queue_name!r} is a dead queue, so it cannot have `order`, `key_concurrency` or `key_rate`")
+
+
+def _check_priority(settings: QueueSettings, field: str) -> None:
+    if settings.priority is None:
+        return
+    if settings.order is not None:
+        raise invalid(
+            field, "`priority` and `order` exclude each other: in order, an item waits for the one before it, whatever its priority"
+        )
+    limit = next((name for name in ("key_concurrency", "key_rate") if getattr(settings, name)), None)
+    if limit is not None and settings.fair is None:
+        raise invalid(
+            field,
+            f"with `{limit}`, keys are served in turn, so `priority` can hold only within each: set `fair` to key, too, which says so",
+        )
 
 
 def _check_empty(record: QueueRecord, left: Sequence[RemainingItems | SluicewayError]) -> None:

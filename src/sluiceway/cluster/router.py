@@ -45,7 +45,7 @@ from sluiceway.model.inspection import (
     SearchedPage,
     SearchedQueue,
 )
-from sluiceway.model.item_keys import Division, has_keys, sorted_by_key
+from sluiceway.model.item_keys import Division, has_keys, has_priorities, in_runs
 from sluiceway.model.peers import (
     Ask,
     Close,
@@ -269,11 +269,13 @@ class Router:
     async def produce(self, record: QueueRecord, request: Produce) -> Produced:
         share = self.share(record)
         # First what costs least: most items have no key.
-        if not has_keys(request.batch) or request.part is not None or request.lives or not share.record.goes_by_keys:
+        by_key = has_keys(request.batch) and share.record.goes_by_keys
+        by_priority = has_priorities(request.batch) and share.record.priority is not None
+        if request.part is not None or request.lives or not (by_key or by_priority):
             return await self._produce_whole(record, share, request)
-        if share.record.keeps_keys_together:
+        if by_key and share.record.keeps_keys_together:
             return await self._produce_by_key(record, share, request)
-        whole = sorted_by_key(request.batch)
+        whole = in_runs(request.batch, by_key, by_priority)
         return produce_by_key.together([whole], [await self._produce_whole(record, share, replace(request, batch=whole.rows))], request)
 
     async def _produce_whole(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:

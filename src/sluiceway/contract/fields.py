@@ -14,7 +14,15 @@ from msgspec import Meta
 
 from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_KEY_BYTES, MAX_PARTITIONS, MAX_TEXT_BYTES, MAX_TRACE_BYTES
+from sluiceway.kernel.limits import (
+    MAX_ITEMS_ARROW,
+    MAX_ITEMS_JSON,
+    MAX_KEY_BYTES,
+    MAX_PARTITIONS,
+    MAX_PRIORITY,
+    MAX_TEXT_BYTES,
+    MAX_TRACE_BYTES,
+)
 from sluiceway.kernel.names import QUEUE_NAME, QUEUE_PATTERN
 
 
@@ -68,6 +76,7 @@ LeaseIdText = Annotated[
 Incarnation = Annotated[str, schema(pattern=f"^[{INCARNATION_ALPHABET}]{{{INCARNATION_LENGTH}}}$", examples=["k7f3q2ma"])]
 ShortText = Annotated[str, schema(maxLength=MAX_TEXT_BYTES)]
 ItemKey = Annotated[str, schema(minLength=1, maxLength=MAX_KEY_BYTES)]
+Priority = Annotated[int, Meta(ge=0, le=MAX_PRIORITY)]
 TraceText = Annotated[str, schema(maxLength=MAX_TRACE_BYTES)]
 Label = Annotated[str, schema(minLength=1, maxLength=MAX_TEXT_BYTES)]
 """A short text that must not be empty."""

@@ -79,6 +79,7 @@ class LeasedItem(Answer, frozen=True):
     encoding: str | None = None
     reference: str | None = None
     key: str | None = None
+    priority: int | None = None
     headers: dict[str, str] | None = None
     payload: bytes = msgspec.field(name="bytes", default=b"")
 
@@ -239,6 +240,7 @@ class BrowsedItem(Answer, frozen=True):
     encoding: str | None = None
     reference: str | None = None
     key: str | None = None
+    priority: int | None = None
     headers: dict[str, str] | None = None
     payload: bytes | None = msgspec.field(name="bytes", default=None)
 

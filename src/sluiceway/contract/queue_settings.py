@@ -191,6 +191,7 @@ _WEIGHTS: Final = Form(
 )
 _BY_KEY: Final = Form("word", Literal["key"], lambda value, _: value)
 _BLOCK: Final = Form("word", Literal["block"], lambda value, _: value)
+_STRICT: Final = Form("word", Literal["strict"], lambda value, _: value)
 _TEXT: Final = Form("text", ShortText, check_text)
 
 
@@ -349,6 +350,15 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["key"] | None,
         _setting("Fairness", "key: keys whose items wait are served in turn.", _BY_KEY, unset="none"),
     ] = None
+    priority: Annotated[
+        Literal["strict"] | None,
+        _setting(
+            "Priority",
+            "strict: items of higher priority (0 to 9) are leased first; with `fair`, those of the same key.",
+            _STRICT,
+            unset="none, the oldest first",
+        ),
+    ] = None
     key_weights: Annotated[
         dict[str, int] | None,
         _setting(
@@ -418,6 +428,7 @@ class Settings(TypedDict, total=False):
     order: Literal["key"] | None
     key_on_dead: Literal["block"] | None
     fair: Literal["key"] | None
+    priority: Literal["strict"] | None
     key_weights: dict[str, int] | None
     key_concurrency: int | None
     key_rate: KeyRate | None
@@ -461,6 +472,7 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     order: Literal["key"] | None = None
     key_on_dead: Literal["block"] | None = None
     fair: Literal["key"] | None = None
+    priority: Literal["strict"] | None = None
     key_weights: dict[str, int] | None = None
     key_concurrency: int = 0
     key_rate: KeyRate | None = None

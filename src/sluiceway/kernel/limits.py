@@ -47,6 +47,9 @@ MAX_TEXT_BYTES = 2_048
 MAX_KEY_BYTES = 256
 """The key of an item. Short, since it is the name of what the item belongs to, such as a customer."""
 
+MAX_PRIORITY = 9
+"""Of an item; the lowest is 0. As in Java Message Service."""
+
 MAX_TRACE_BYTES = 4_096
 """Of an exception's trace: its last lines are kept for each failed attempt."""
 

@@ -1,4 +1,4 @@
-"""Keys of items: a customer, a tenant, the name of a model. Order, fairness and limits go by them.
+"""Keys of items: a customer, a tenant, the name of a model. Order, fairness and limits go by them. And priorities of items.
 
 Not to be confused with idempotency keys, which belong to calls, and lease keys, which belong to consumers.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,17 @@ Hashes = npt.NDArray[np.uint64]
 KEY = "key"
 NO_KEY = 0
 """Hash of no key."""
+PRIORITY = "priority"
+DEFAULT_PRIORITY = 4
+"""Of an item that has none, as in Java Message Service."""
 MAX_HASH = (1 << 64) - 1
 
 
-class KeyRuns(NamedTuple):
-    """Runs of rows with equal keys: the first row of each, and its key's hash, or NO_KEY."""
+class Runs(NamedTuple):
+    """Runs of rows with equal values, hashes of keys or priorities: the first row of each, and its value."""
 
     firsts: Sequence[int]
-    keys: Sequence[int]
+    values: Sequence[int]
 
 
 @lru_cache(1 << 16)
@@ -41,28 +44,48 @@ def hash_of(key: str) -> int:
 
 def has_keys(rows: Rows) -> bool:
     """Whether any of the rows has a key."""
+    return _has(rows, KEY)
+
+
+def _has(rows: Rows, column: str) -> bool:
     if isinstance(rows, SmallBatch):
-        return KEY in rows.others
-    return KEY in rows.schema.names and rows.column(KEY).null_count < rows.num_rows
+        return column in rows.others
+    return column in rows.schema.names and rows.column(column).null_count < rows.num_rows
 
 
-def key_runs(rows: Rows) -> KeyRuns:
+def has_priorities(rows: Rows) -> bool:
+    """Whether any of the rows has a priority of its own."""
+    return _has(rows, PRIORITY)
+
+
+def key_runs(rows: Rows) -> Runs:
     """The runs of equal keys, in order of the rows. Costs per run."""
     if not has_keys(rows):
-        return KeyRuns((0,), (NO_KEY,))
+        return Runs((0,), (NO_KEY,))
+    firsts, keys = _runs(rows, KEY)
+    return Runs(firsts, [NO_KEY if key is None else hash_of(key) for key in keys])
+
+
+def priority_runs(rows: Rows) -> Runs:
+    """The same of priorities."""
+    if not has_priorities(rows):
+        return Runs((0,), (DEFAULT_PRIORITY,))
+    firsts, priorities = _runs(rows, PRIORITY)
+    return Runs(firsts, [DEFAULT_PRIORITY if priority is None else priority for priority in priorities])
+
+
+def _runs(rows: Rows, column: str) -> tuple[list[int], list[Any]]:
     if isinstance(rows, SmallBatch):
-        keys: Sequence[str | None] = rows.others[KEY]
-        firsts = [at for at, key in enumerate(keys) if not at or keys[at - 1] != key]
-        keys = [keys[at] for at in firsts]
-    else:
-        encoded = pc.run_end_encode(rows.column(KEY))
-        firsts, keys = [0, *encoded.run_ends.to_pylist()[:-1]], encoded.values.to_pylist()
-    return KeyRuns(firsts, [NO_KEY if key is None else hash_of(key) for key in keys])
+        values: Sequence[Any] = rows.others[column]
+        firsts = [at for at, value in enumerate(values) if not at or values[at - 1] != value]
+        return firsts, [values[at] for at in firsts]
+    encoded = pc.run_end_encode(rows.column(column))
+    return [0, *encoded.run_ends.to_pylist()[:-1]], encoded.values.to_pylist()
 
 
 class Division(NamedTuple):
-    """The rows of a batch that belong to one place, sorted by slot, then by key, otherwise in the order in which they came. `numbers`:
-    which of the batch each is. `slots`: each slot among them, with the number of its rows."""
+    """The rows of a batch that belong to one place, sorted by slot, then by key, then, where that matters, by falling priority, otherwise
+    in the order in which they came. `numbers`: which of the batch each is. `slots`: each slot among them, with the number of its rows."""
 
     place: int
     rows: Rows
@@ -70,24 +93,19 @@ class Division(NamedTuple):
     slots: tuple[tuple[int, int], ...]
 
 
-def divided(rows: Rows, slots_of: Callable[[Hashes], Offsets], places: Sequence[int]) -> list[Division]:
+def divided(rows: Rows, slots_of: Callable[[Hashes], Offsets], places: Sequence[int], by_priority: bool = False) -> list[Division]:
     """Divide rows by the places of their keys' slots, which `slots_of` finds. Rows without a key go with the first that has one."""
     keys, codes = _coded(rows)
     of_key, places_of_keys = _slots_of(keys, slots_of, places)
     ranks = np.empty(len(keys), np.int64)
     ranks[np.lexsort((of_key, places_of_keys))] = np.arange(len(keys))
-    order = np.argsort(ranks[codes], kind="stable")
+    order = np.lexsort((*_falling(rows, by_priority), ranks[codes]))
     of_row, place_of_row = of_key[codes[order]], places_of_keys[codes[order]]
     edges = [0, *(np.flatnonzero(np.diff(place_of_row)) + 1).tolist(), len(order)]
     return [
         Division(int(place_of_row[begin]), _chosen(rows, order[begin:end]), order[begin:end], _runs_of(of_row[begin:end]))
         for begin, end in pairwise(edges)
     ]
-
-
-def sorted_by_key(rows: Rows) -> Division:
-    """All rows, as for one place."""
-    return divided(rows, lambda keys: np.zeros(len(keys), np.int64), (0,))[0]
 
 
 def _slots_of(keys: Sequence[str | None], slots_of: Callable[[Hashes], Offsets], places: Sequence[int]) -> tuple[Offsets, Offsets]:
@@ -118,6 +136,21 @@ def _runs_of(slots: Offsets) -> tuple[tuple[int, int], ...]:
     """Each slot of sorted rows, with their number."""
     edges = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
     return tuple((int(slots[begin]), end - begin) for begin, end in pairwise(edges))
+
+
+def in_runs(rows: Rows, by_key: bool, by_priority: bool) -> Division:
+    """All rows at one place, sorted by what matters of the two, of which any row has one."""
+    order = np.lexsort((*_falling(rows, by_priority), *([_coded(rows)[1]] if by_key else ())))
+    return Division(0, _chosen(rows, order), order, ())
+
+
+def _falling(rows: Rows, by_priority: bool) -> list[Offsets]:
+    """The column to sort by: a number for each row that falls with its priority. None if it does not matter, or all have the same."""
+    if not by_priority or not has_priorities(rows):
+        return []
+    if isinstance(rows, SmallBatch):
+        return [np.array([-DEFAULT_PRIORITY if each is None else -each for each in rows.others[PRIORITY]])]
+    return [-rows.column(PRIORITY).fill_null(DEFAULT_PRIORITY).to_numpy()]
 
 
 def _coded(rows: Rows) -> tuple[list[str | None], Offsets]:

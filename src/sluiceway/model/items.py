@@ -28,6 +28,7 @@ OPTIONAL = (
     pa.field("headers", HEADERS),
     pa.field("origin", pa.utf8()),
     pa.field("key", pa.utf8()),
+    pa.field("priority", pa.int8()),
 )
 """Stored columns beside `payload`. `origin` is set on items that came from another partition. The order is on disk: append only."""
 
@@ -35,7 +36,7 @@ ENQUEUE_AT = pa.field("enqueue_at", TIME)
 TRACEPARENT = "traceparent"
 """Header with the W3C Trace Context of the span that produced the item."""
 
-PRODUCED = ("kind", "encoding", "reference", "headers", "key")
+PRODUCED = ("kind", "encoding", "reference", "headers", "key", "priority")
 """Optional columns that a producer may send; in addition `enqueue_at`, which is not stored but sets the due time."""
 
 
@@ -84,7 +85,7 @@ def widen(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
 
 
 def batch_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
-    """Convert the rows of a JSON request: `payload` as bytes, the optional fields as text, `headers` as a list of pairs."""
+    """Convert the rows of a JSON request: `payload` as bytes, the optional fields as they are, `headers` as a list of pairs."""
     names = {name for row in rows for name in row}
     fields = [PAYLOAD] + [field for field in (*OPTIONAL, ENQUEUE_AT) if field.name in names]
     return pa.RecordBatch.from_arrays(
@@ -102,7 +103,7 @@ def with_traceparent(batch: pa.RecordBatch, traceparent: str) -> pa.RecordBatch:
     one_each = pa.array(np.arange(count + 1, dtype=np.int32))
     column = pa.MapArray.from_arrays(one_each, pa.repeat(pa.scalar(TRACEPARENT), count), pa.repeat(pa.scalar(traceparent), count))
     names = batch.schema.names
-    at = next((names.index(name) for name in ("origin", "key", ENQUEUE_AT.name) if name in names), len(names))
+    at = next((names.index(name) for name in ("origin", "key", "priority", ENQUEUE_AT.name) if name in names), len(names))
     return batch.add_column(at, pa.field("headers", HEADERS), column)
 
 

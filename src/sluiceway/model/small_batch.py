@@ -73,7 +73,7 @@ class SmallBatch:
 
     def take(self, rows: Sequence[int]) -> SmallBatch:
         """Return these rows, in the given order."""
-        if len(rows) == len(self.payloads):
+        if list(rows) == [*range(len(self.payloads))]:
             return self
         payloads = [self.payloads[row] for row in rows]
         others = {name: [values[row] for row in rows] for name, values in self.others.items()}
@@ -134,6 +134,8 @@ def digest(rows: Rows) -> bytes:
             continue
         if field.name == "headers":
             _digest_headers(state, values)
+        elif field.type != pa.utf8():
+            _digest_numbers(state, field.name, values)
         else:
             _digest_values(state, field.name, [None if value is None else value.encode() for value in values])
     return state.digest()
@@ -150,6 +152,12 @@ def _digest_values(state: hashlib.blake2b, name: str, values: Sequence[bytes | N
     state.update(b"".join(present))  # type: ignore[arg-type]
     if nulls:
         state.update(np.packbits([value is None for value in values]).tobytes())
+
+
+def _digest_numbers(state: hashlib.blake2b, name: str, values: Sequence[int | None]) -> None:
+    nulls = values.count(None)
+    if nulls < len(values):
+        state.update(name.encode() + nulls.to_bytes(8) + repr(list(values)).encode())
 
 
 def _digest_headers(state: hashlib.blake2b, rows: Sequence[Mapping[str, str] | None]) -> None:

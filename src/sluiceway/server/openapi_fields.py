@@ -70,6 +70,7 @@ _ITEMS: Final = {
     "encoding": "Encoding of the payload, free text of up to 2,048 bytes.",
     "reference": "Free text of up to 2,048 bytes.",
     "key": "What the item belongs to, such as a customer: text of 1 to 256 bytes. Not an idempotency key.",
+    "priority": "From 0, the lowest, to 9. An item without one counts as of 4. Matters where the queue's `priority` is set.",
     "headers": "Names and values, up to 8,192 bytes together.",
     "enqueue_at": "Not served before this time; from 1970, and at most 366 days ahead.",
     "id": "Id of the item at its present offset. A caller that names it proves that it holds the lease.",

@@ -215,7 +215,7 @@ def ended(session: Session, asked: bool, followed: Followed, done: str, once: bo
 @click.option("--reference-column", "reference", metavar="NAME", help="Column with the reference.")
 @click.option("--key-column", "key", metavar="NAME", help="Column with the item's key.")
 @click.option("--kind", "every_kind", metavar="TEXT", help="Kind of all items.")
-@click.option("--items", is_flag=True, help="Rows are items with the columns payload, kind, encoding, reference, key, headers, enqueue_at.")
+@click.option("--items", is_flag=True, help="Rows are items: payload, kind, encoding, reference, key, priority, headers, enqueue_at.")
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
 @click.option("--partitions", type=WholeNumber(1), help="With --create: number of partitions.")
 @click.option(
@@ -475,7 +475,7 @@ def redrive(
 ) -> int:
     """Move the items of the dead queue QUEUE that match a condition back to their source queues.
 
-    The condition may use id, origin, source, reason, attempts, enqueued_at, kind, encoding, reference, key, headers and payload.
+    The condition may use id, origin, source, reason, attempts, enqueued_at, kind, encoding, reference, key, priority, headers and payload.
     """
     if not dry_run and checkpoint is None:
         raise click.UsageError("pass --checkpoint DIR, or --dry-run")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.kernel.errors import invalid
-from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_ARROW, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_ARROW, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MAX_PRIORITY, MAX_TEXT_BYTES
 from sluiceway.model.chunks import row_bytes
 from sluiceway.model.items import HEADERS, batch_from_rows
 
@@ -70,6 +70,10 @@ class Sieve:
         ]
         if "key" in names:
             found.append(("key: empty; a row without a key has null", pc.equal(batch.column("key"), "").fill_null(False)))
+        if "priority" in names:
+            given = batch.column("priority").cast(pa.int64())
+            wrong = pc.or_(pc.less(given, 0), pc.greater(given, MAX_PRIORITY)).fill_null(False)
+            found.append((f"priority: not between 0 and {MAX_PRIORITY}", wrong))
         if "headers" in names:
             found += _of_headers(batch.column("headers").cast(HEADERS))
         if "enqueue_at" in names:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
+from pyspark.sql.types import BinaryType, DataType, IntegerType, MapType, StringType, StructType, TimestampType
 
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
@@ -43,9 +43,11 @@ _COLUMNS: dict[str, DataType] = {
     "encoding": _TEXT,
     "reference": _TEXT,
     "key": _TEXT,
+    "priority": IntegerType(),
     "headers": MapType(_TEXT, _TEXT),
     "enqueue_at": TimestampType(),
 }
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _FIELDS = {field.name: field for field in (*OPTIONAL, ENQUEUE_AT) if field.name in (*PRODUCED, "enqueue_at")}
 
 
@@ -76,7 +78,7 @@ def check_columns(schema: StructType) -> str:
                 raise invalid(field.name, f"the column must be binary or string, not {field.dataType.simpleString()}")
         elif name not in _COLUMNS:
             raise invalid(field.name, f"unknown column of an item; expected payload or value, and any of {', '.join(_COLUMNS)}")
-        elif field.dataType.simpleString() != _COLUMNS[name].simpleString():
+        elif field.dataType.simpleString() not in (_INTEGERS if name == "priority" else (_COLUMNS[name].simpleString(),)):
             expected = _COLUMNS[name].simpleString()
             raise invalid(field.name, f"the column must be {expected}, not {field.dataType.simpleString()}")
     return bodies[0]

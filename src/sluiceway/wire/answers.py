@@ -190,7 +190,7 @@ def _served(incarnation: str, served: Served, deadlines: _Deadlines) -> Iterable
     absent = [None] * few.num_rows
     others = (few.others.get(field.name, absent) for field in OPTIONAL)
     rows = zip(piece.offsets.tolist(), (piece.rows + piece.blob).tolist(), few.payloads, *others, strict=True)
-    for offset, first, payload, kind, encoding, reference, headers, origin, key in rows:
+    for offset, first, payload, kind, encoding, reference, headers, origin, key, priority in rows:
         yield items.LeasedItem(
             f"{place}.{offset}",
             origin or f"{place}.{first}",
@@ -203,6 +203,7 @@ def _served(incarnation: str, served: Served, deadlines: _Deadlines) -> Iterable
             encoding,
             reference,
             key,
+            priority,
             headers,
             payload,
         )
@@ -239,6 +240,7 @@ def _rows(incarnation: str, batch: pa.RecordBatch, deadlines: _Deadlines) -> Ite
         column("encoding"),
         column("reference"),
         column("key"),
+        column("priority"),
         [None if headers is None else dict(headers) for headers in column("headers")],
         column("payload"),
     )

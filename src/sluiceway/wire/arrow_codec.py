@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_SCHEDULE
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PRIORITY, MAX_SCHEDULE
 from sluiceway.kernel.names import check_text
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, PRODUCED, TIME, fit
 from sluiceway.model.leased_items import common_schema
@@ -31,18 +32,22 @@ _OUTCOMES: tuple[Verdict, ...] = ("done", "retry", "dead")
 
 
 class Column(NamedTuple):
-    """A column of a call: its type after decoding. `also`: other types that a client may send, which are cast to it."""
+    """A column of a call: its type after decoding. `also`: other types that a client may send, which are cast to it. `within`: the
+    least and the greatest value."""
 
     type: pa.DataType
     required: bool = False
     nullable: bool = False
     also: tuple[pa.DataType, ...] = ()
+    within: tuple[int, int] | None = None
 
 
+_INTEGERS = (pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _TEXT = Column(pa.utf8(), nullable=True, also=(pa.large_utf8(),))
 _PRODUCE = {
     "payload": Column(PAYLOAD.type, required=True, also=(pa.large_binary(), pa.utf8(), pa.large_utf8())),
     **{field.name: _TEXT if field.type == pa.utf8() else Column(field.type, nullable=True) for field in OPTIONAL if field.name in PRODUCED},
+    "priority": Column(pa.int8(), nullable=True, also=_INTEGERS, within=(0, MAX_PRIORITY)),
     "enqueue_at": Column(TIME, nullable=True),
 }
 _SETTLE = {
@@ -205,8 +210,17 @@ def _cast(rows: pa.RecordBatch, columns: dict[str, Column]) -> pa.RecordBatch:
         check_buffers(array, name)
         if column.type == HEADERS and array.items.null_count:
             raise invalid(name, "a header's value must not be null")
+        if column.within is not None:
+            _check_within(array, *column.within, name)
         arrays.append(array if array.type == column.type else array.cast(column.type))
     return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
+
+
+def _check_within(array: pa.Array, least: int, most: int, name: str) -> None:
+    wrong = pc.or_(pc.less(array, pa.scalar(least, array.type)), pc.greater(array, pa.scalar(most, array.type)))
+    row = pc.index(wrong, True).as_py()
+    if row >= 0:
+        raise invalid(f"items[{row}].{name}", f"{array[row].as_py()} is not between {least} and {most}")
 
 
 def check_buffers(array: pa.Array, name: str) -> None:

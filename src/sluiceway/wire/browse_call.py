@@ -114,10 +114,10 @@ def items_of(record: QueueRecord, batch: pa.RecordBatch, standing: Standing, pay
         column("origin"),
         batch.column("attempts").to_pylist(),
         batch.column("enqueued_at").cast(pa.int64()).to_pylist(),
-        *(column(name) for name in ("kind", "encoding", "reference", "key", "headers", "payload")),
+        *(column(name) for name in ("kind", "encoding", "reference", "key", "priority", "headers", "payload")),
         strict=True,
     )
-    for offset, origin_offset, origin, attempts, enqueued_at, kind, encoding, reference, key, headers, content in rows:
+    for offset, origin_offset, origin, attempts, enqueued_at, kind, encoding, reference, key, priority, headers, content in rows:
         yield BrowsedItem(
             state,
             str(ItemId(*place, offset)),
@@ -133,6 +133,7 @@ def items_of(record: QueueRecord, batch: pa.RecordBatch, standing: Standing, pay
             encoding,
             reference,
             key,
+            priority,
             None if headers is None else dict(headers),
             content if payload else None,
         )

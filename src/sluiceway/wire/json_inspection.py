@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from sluiceway.contract.fields import SOME_JSON, Duration, ItemIdText, ItemKey, LeaseIdText, QueueName, ShortText, TimeText
+from sluiceway.contract.fields import SOME_JSON, Duration, ItemIdText, ItemKey, LeaseIdText, Priority, QueueName, ShortText, TimeText
 from sluiceway.contract.item_answers import Deleted, Left, LeftReason, MadeReady, MovedItems
 from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.errors import invalid
@@ -44,6 +44,7 @@ class ListedItem(Shape):
     encoding: str | None
     reference: str | None
     key: str | None
+    priority: int | None
     headers: dict[str, str] | None
     payload: bytes
 
@@ -87,6 +88,7 @@ class ImportItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fa
     encoding: ShortText | None = None
     reference: ShortText | None = None
     key: ItemKey | None = None
+    priority: Priority | None = None
     headers: dict[str, str] | None = None
     enqueue_at: TimeText | None = None
     id: str | None = None
@@ -100,7 +102,8 @@ class ImportItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fa
     max_attempts: int = 0
 
     def item(self) -> Item:
-        return Item(self.payload, None, self.kind, self.encoding, self.reference, self.key, self.headers, self.enqueue_at)
+        texts = self.kind, self.encoding, self.reference, self.key
+        return Item(self.payload, None, *texts, self.priority, self.headers, self.enqueue_at)
 
 
 class ImportCall(Call):
@@ -235,6 +238,7 @@ def _items(record: QueueRecord, batch: pa.RecordBatch, standing: Standing) -> It
             row.get("encoding"),
             row.get("reference"),
             row.get("key"),
+            row.get("priority"),
             None if headers is None else dict(headers),
             row["payload"],
         )

@@ -12,7 +12,18 @@ import pyarrow as pa
 from msgspec import Meta
 
 from sluiceway.contract.bundle_answers import BundleId
-from sluiceway.contract.fields import ONE_PAYLOAD, SOME_JSON, Duration, ItemIdText, ItemKey, Label, LeaseIdText, ShortText, TimeText
+from sluiceway.contract.fields import (
+    ONE_PAYLOAD,
+    SOME_JSON,
+    Duration,
+    ItemIdText,
+    ItemKey,
+    Label,
+    LeaseIdText,
+    Priority,
+    ShortText,
+    TimeText,
+)
 from sluiceway.kernel.clock import Millis, check_duration, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import ItemId, parse_item_id, parse_lease_id
@@ -90,11 +101,13 @@ class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     encoding: ShortText | None = None
     reference: ShortText | None = None
     key: ItemKey | None = None
+    priority: Priority | None = None
     headers: dict[str, str] | None = None
     enqueue_at: TimeText | None = None
 
 
 _TEXTS = [(name, attrgetter(name)) for name in ("kind", "encoding", "reference", "key")]
+_PRIORITY = attrgetter("priority")
 _HEADERS = attrgetter("headers")
 
 
@@ -132,6 +145,10 @@ def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:
                 return None
             nbytes += size
             others[name] = texts
+    priorities = [*map(_PRIORITY, items)]
+    if _any_given(priorities):
+        nbytes += len(priorities)
+        others["priority"] = priorities
     headers = [*map(_HEADERS, items)]
     if _any_given(headers):
         size = sum((len(name) + len(value)) * _CHARACTER_BYTES for pairs in headers for name, value in (pairs or {}).items())
@@ -149,6 +166,9 @@ def batch_of(items: Sequence[Item]) -> pa.RecordBatch:
         texts: list[str | None] = [*map(value_of, items)]
         if _any_given(texts):
             columns[name] = pa.array(texts, pa.utf8())
+    priorities = [*map(_PRIORITY, items)]
+    if _any_given(priorities):
+        columns["priority"] = pa.array(priorities, pa.int8())
     headers = [item.headers for item in items]
     if _any_given(headers):
         columns["headers"] = pa.array([None if pairs is None else list(pairs.items()) for pairs in headers], HEADERS)

@@ -93,7 +93,7 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Path of the peers' endpoint, below the URL in an instance's member record."""
-VERSION: Final = 10
+VERSION: Final = 11
 """Version of the protocol. Raise it with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout. Instances of different
 versions refuse each other's messages.
 
@@ -107,6 +107,7 @@ versions refuse each other's messages.
 9: keys can be counted.
 10: the parts of a call that was divided by keys name their slots. A slot's new home serves it once the former one has nothing of it left.
     Items can belong to a bundle.
+11: items can have a priority.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)

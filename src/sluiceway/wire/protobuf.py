@@ -224,6 +224,11 @@ def _given(message: Any, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(message, name))}
 
 
+def _priority(item: Any) -> dict[str, int]:
+    """0 is a priority, so its absence is told apart."""
+    return {"priority": item.priority} if item.HasField("priority") else {}
+
+
 def _time(message: Any, name: str, path: str) -> dict[str, str]:
     if not message.HasField(name):
         return {}
@@ -251,6 +256,8 @@ def _produce(message: Any) -> dict[str, Any]:
             given["reference"] = reference
         if key := item.key:
             given["key"] = key
+        if item.HasField("priority"):
+            given["priority"] = item.priority
         if item.HasField("enqueue_at"):
             given |= _time(item, "enqueue_at", f"items[{at}].")
         items.append(given)
@@ -327,7 +334,7 @@ def _list_items(message: Any) -> dict[str, Any]:
 def _import(message: Any) -> dict[str, Any]:
     _check_count(message.items)
     items = [
-        {**_given(item, "payload", "kind", "encoding", "reference", "key"), **_time(item, "enqueue_at", f"items[{at}].")}
+        _given(item, "payload", "kind", "encoding", "reference", "key") | _priority(item) | _time(item, "enqueue_at", f"items[{at}].")
         for at, item in enumerate(message.items)
     ]
     return {**_on_queue(message, "partition"), "items": items}
@@ -388,6 +395,8 @@ def _add_items(said: Any, items: Sequence[LeasedItem]) -> None:
             each.reference = item.reference
         if item.key:
             each.key = item.key
+        if item.priority is not None:
+            each.priority = item.priority
 
 
 class _Times:
@@ -489,6 +498,7 @@ def _stored(items: Sequence[json_inspection.ListedItem]) -> Iterator[dict[str, A
             "max_attempts": item.max_attempts,
             "reference": item.reference,
             "key": item.key,
+            "priority": item.priority,
             "encoding": item.encoding,
             "kind": item.kind,
             "payload": item.payload,
@@ -503,7 +513,7 @@ def _imported(message: Any, answer: bytes) -> Message:
     said: Any = message_class("ImportAnswer")()
     for offset, item in enumerate(message.items, int(first)):
         item_id = f"{place}.{offset}"
-        kept = {name: getattr(item, name) for name in ("reference", "key", "encoding", "kind", "payload")}
+        kept = {name: getattr(item, name) for name in ("reference", "key", "encoding", "kind", "payload")} | _priority(item)
         said.items.add(**stored.get(item_id, {"id": item_id, **kept}))
     answered: Message = said
     return answered

@@ -246,8 +246,8 @@ class AsyncClient:
         """Store up to 10,000 rows; otherwise as `produce`.
 
         `rows` is a pyarrow Table or RecordBatch, or a data frame that exports Arrow, such as one of Polars or pandas. The column `payload`
-        is required; `kind`, `encoding`, `reference`, `key`, `headers` and `enqueue_at` are optional. Raises `invalid_request` for anything
-        else.
+        is required; `kind`, `encoding`, `reference`, `key`, `priority`, `headers` and `enqueue_at` are optional. Raises
+        `invalid_request` for anything else.
         """
         from sluiceway.client.arrow import write_stream
 

@@ -8,17 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluiceway.core.partition.blob_keys import BlobKeys
+from sluiceway.core.partition.blob_values import BlobValues
 from sluiceway.core.partition.dead_reasons import may_have_died, reason_groups
 from sluiceway.core.partition.records import Blob
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BLOB_BYTES
-from sluiceway.model.item_keys import NO_KEY, KeyRuns, has_keys, key_runs
+from sluiceway.model.item_keys import DEFAULT_PRIORITY, NO_KEY, Runs, has_keys, has_priorities, key_runs, priority_runs
 from sluiceway.model.items import encode_blob, narrow, widen
 from sluiceway.model.requests import Offsets
 from sluiceway.model.small_batch import Rows, SmallBatch, in_columns, join
 
-NO_BUNDLE = KeyRuns((0,), (NO_KEY,))
+NO_BUNDLE = Runs((0,), (NO_KEY,))
 """Of rows that belong to no bundle."""
 
 
@@ -32,16 +32,19 @@ class Forming:
     def has_room(self, batch: Rows) -> bool:
         return self.blob.nbytes + int(batch.nbytes) <= BLOB_BYTES
 
-    def add(self, batch: Rows, notes_keys: bool = False, bundles: KeyRuns = NO_BUNDLE) -> int:
-        """Add the rows; returns the row number of the first. `notes_keys`: the blob notes which rows have which key. `bundles`: which of
-        them belong to which bundle."""
+    def add(self, batch: Rows, notes: bool = False, bundles: Runs = NO_BUNDLE) -> int:
+        """Add the rows; returns the row number of the first. `notes`: the blob notes which rows have which key and priority. `bundles`:
+        which of them belong to which bundle."""
         stored, columns = (batch, batch.columns) if isinstance(batch, SmallBatch) else narrow(batch)
         row = self.blob.rows
-        if self.blob.keys is not None or (notes_keys and has_keys(stored)):
-            self.blob.keys = self.blob.keys or BlobKeys()
+        if self.blob.keys is not None or (notes and has_keys(stored)):
+            self.blob.keys = self.blob.keys or BlobValues(NO_KEY)
             self.blob.keys.add(key_runs(stored), row)
+        if self.blob.priorities is not None or (notes and has_priorities(stored)):
+            self.blob.priorities = self.blob.priorities or BlobValues(DEFAULT_PRIORITY)
+            self.blob.priorities.add(priority_runs(stored), row)
         if self.blob.bundles is not None or bundles is not NO_BUNDLE:
-            self.blob.bundles = self.blob.bundles or BlobKeys()
+            self.blob.bundles = self.blob.bundles or BlobValues(NO_KEY)
             self.blob.bundles.add(bundles, row)
         self._pieces.append(stored)
         self.blob.rows += stored.num_rows

@@ -27,10 +27,11 @@ from pyroaring import BitMap
 
 from sluiceway.contract.queue_settings import QueueSettings
 from sluiceway.contract.queue_stats import KeyObstacle
-from sluiceway.core.partition.blob_keys import KeyCounts
+from sluiceway.core.partition.blob_values import BlobValues, ValueCounts
 from sluiceway.core.partition.records import Blob, Extent, LeaseState, Part, by_part, from_array, to_array
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.item_keys import NO_KEY, hash_of
+from sluiceway.kernel.limits import MAX_PRIORITY
+from sluiceway.model.item_keys import DEFAULT_PRIORITY, NO_KEY, hash_of
 from sluiceway.model.requests import Offsets
 
 NOWHERE, FRESH, TURN = range(3)
@@ -39,6 +40,9 @@ TURN_ITEMS, TURNS = 16, 8
 MANY = 16
 """Keys from which on working in columns costs less than one key after the other."""
 _NONE = -1
+_PLACE_BITS = 48
+"""Of a rank: the place where an item was stored. Above is its level, which falls from 9 to 0 as the priority rises."""
+_DEFAULT_LEVEL = MAX_PRIORITY - DEFAULT_PRIORITY
 NO_WEIGHTS: Mapping[int, int] = MappingProxyType({})
 _BLOCK = 1024
 """Values of which only the largest is compared when a few are looked for among many."""
@@ -47,7 +51,8 @@ _BLOCK = 1024
 class KeyRules(NamedTuple):
     """What holds of the keys. `concurrency`: most items of a key that are leased at once; 0: any number. `interval`: milliseconds for each
     item that is leased, in the long run; 0: none. `burst`: items that may be leased at once after a pause. `weights`: shares other than 1,
-    by the key's hash. `blocks`: in order, an item that would die holds up its key instead.
+    by the key's hash. `blocks`: in order, an item that would die holds up its key instead. `priority`: within a flow, items of higher
+    priority come first; where keys do not matter, all items are one flow.
     """
 
     order: bool = False
@@ -57,8 +62,14 @@ class KeyRules(NamedTuple):
     burst: int = 1
     weights: Mapping[int, int] = NO_WEIGHTS
     blocks: bool = False
+    priority: bool = False
 
     def __bool__(self) -> bool:
+        return self.by_key or self.priority
+
+    @property
+    def by_key(self) -> bool:
+        """Whether keys matter."""
         return self.fair or self.keep_together
 
     @property
@@ -72,7 +83,16 @@ def key_rules(record: QueueSettings) -> KeyRules:
     rate, weights = record.key_rate, {hash_of(key): weight for key, weight in (record.key_weights or {}).items()}
     interval, burst = (0.0, 1) if rate is None else (1_000 / rate.per_second, rate.burst)
     blocks = record.order is not None and record.key_on_dead is not None
-    return KeyRules(record.order is not None, record.fair is not None, record.key_concurrency, interval, burst, weights, blocks)
+    return KeyRules(
+        record.order is not None,
+        record.fair is not None,
+        record.key_concurrency,
+        interval,
+        burst,
+        weights,
+        blocks,
+        record.priority is not None,
+    )
 
 
 class Taken(NamedTuple):
@@ -146,14 +166,13 @@ class KeyFlows:
         self._owed = 0
         """Turns of fresh keys for which the others have had none."""
         self._extents: list[Extent | None] = []
-        self._at = array("q")
+        self._at, self._count, self._next = array("q"), array("q"), array("q")
         """Of each segment: the first position, the number of positions, and the next segment of its flow."""
-        self._count = array("q")
-        self._next = array("q")
         self._since = array("q")
         """When the blob of each segment was written."""
-        self._place = array("q")
-        """Where the first item of each segment was stored: the offset that it had then."""
+        self._rank = array("q")
+        """Where the first item of each segment stands in its flow: the offset that it had when it was stored, behind its priority."""
+        self._levels = _Levels()
         self._free_segments: list[int] = []
         self._torn: set[int] = set()
         """Flows whose segments may have positions that have left."""
@@ -164,7 +183,12 @@ class KeyFlows:
         return len(self._numbers)
 
     @property
-    def has_fresh(self) -> bool:
+    def has_precedence(self) -> bool:
+        """Whether what is served next should not wait for other partitions: keys that were at rest, or items above the default priority."""
+        return self._levels.urgent > 0 or self._has_fresh
+
+    @property
+    def _has_fresh(self) -> bool:
         """Whether keys that were at rest are to be served next."""
         return bool(self._fresh) and (not self._turn or self._owed <= len(self._fresh) + len(self._turn))
 
@@ -172,7 +196,10 @@ class KeyFlows:
 
     def enter(self, extent: Extent, at: int, count: int) -> None:
         """Those positions of the extent have entered the line."""
-        keys, counts = _keys_at(extent, at, count)
+        keys, counts = _keys_at(extent, at, count, self.rules.by_key)
+        if self.rules.priority:
+            self._enter_by_priority(keys, extent, at, counts)
+            return
         if len(keys) >= MANY and extent.rows is None and len(set(keys)) == len(keys):
             self._enter_many(keys, extent, at, np.array(counts))
             return
@@ -185,6 +212,13 @@ class KeyFlows:
                 self._enter(key, extent, at, items)
             at += items
 
+    def _enter_by_priority(self, keys: Sequence[int], extent: Extent, at: int, counts: Sequence[int]) -> None:
+        for key, count in zip(keys, counts, strict=True):
+            for priority, items in zip(*_values_at(extent.blob.priorities, extent, at, count, DEFAULT_PRIORITY), strict=True):
+                for begin, end in [(0, items)] if extent.rows is None else _consecutive(extent.rows_at(at, items)):
+                    self._enter(key, extent, at + begin, end - begin, (MAX_PRIORITY - priority) << _PLACE_BITS)
+                at += items
+
     def enter_waiting(self, extent: Extent, positions: BitMap) -> None:
         """The same of any positions."""
         places = to_array(positions)
@@ -193,7 +227,7 @@ class KeyFlows:
 
     def leave(self, extent: Extent, positions: BitMap) -> None:
         """Those positions have left the line without being leased."""
-        for key, rows in zip(*_keys_among(extent, positions), strict=True):
+        for key, rows in zip(*_keys_among(extent, positions, self.rules.by_key), strict=True):
             number = self._numbers[key]
             self._waiting[number] -= rows
             self._torn.add(number)
@@ -202,7 +236,7 @@ class KeyFlows:
 
     def settled(self, lease: LeaseState, positions: BitMap) -> None:
         """Those positions of the lease are no longer leased, whatever has become of them."""
-        keys, counts = _keys_in(lease, positions)
+        keys, counts = _keys_in(lease, positions, self.rules.by_key)
         numbers = [self._numbers[key] for key in keys]
         for number, rows in zip(numbers, counts, strict=True):
             self._flight[number] -= rows
@@ -210,7 +244,7 @@ class KeyFlows:
 
     def leased(self, lease: LeaseState) -> None:
         """The lease's open positions are leased: as `take` has done it for those that it returned."""
-        for key, rows in zip(*_keys_in(lease, lease.open_positions()), strict=True):
+        for key, rows in zip(*_keys_in(lease, lease.open_positions(), self.rules.by_key), strict=True):
             self._in_flight(key, rows)
 
     def hold(self, blob: Blob, rows: BitMap) -> None:
@@ -426,13 +460,14 @@ class KeyFlows:
 
     # ---- segments ---------------------------------------------------------------------------------------------
 
-    def _enter(self, key: int, extent: Extent, at: int, count: int) -> None:
+    def _enter(self, key: int, extent: Extent, at: int, count: int, behind: int = 0) -> None:
+        """`behind`: the part of the rank that its priority makes."""
         number = self._number(key)
-        last = self._last[number]
+        last = self._levels.last(number, behind) if self.rules.priority else self._last[number]
         if last != _NONE and extent.rows is None and self._extents[last] is extent and self._at[last] + self._count[last] == at:
             self._count[last] += count
         else:
-            self._insert(number, self._segment(extent, at, count))
+            self._insert(number, self._segment(extent, at, count, behind))
         is_fresh = not self._waiting[number] and not self._flight[number]
         self._waiting[number] += count
         self._update(number, is_fresh)
@@ -441,10 +476,10 @@ class KeyFlows:
         """The same for a run of each of these keys, which follow each other."""
         numbers = self._numbers_of(keys)
         segments = self._segments_of(extent, at, counts)
-        first, last, place = _view(self._first), _view(self._last), _view(self._place)
+        first, last, rank = _view(self._first), _view(self._last), _view(self._rank)
         before = last[numbers]
         is_only = before == _NONE
-        is_last = is_only | (place[before] < place[segments])
+        is_last = is_only | (rank[before] < rank[segments])
         first[numbers[is_only]] = segments[is_only]
         follows = is_last & ~is_only
         _view(self._next)[before[follows]] = segments[follows]
@@ -456,10 +491,10 @@ class KeyFlows:
         waiting[numbers] += counts
         self._update_all(numbers.tolist(), are_fresh)
 
-    def _segment(self, extent: Extent, at: int, count: int) -> int:
+    def _segment(self, extent: Extent, at: int, count: int, behind: int) -> int:
         segment = self._free_segments.pop() if self._free_segments else self._grow_segments(1)
         self._extents[segment], self._at[segment], self._count[segment] = extent, at, count
-        self._since[segment], self._place[segment] = extent.blob.written_at, extent.blob.number + extent.row_at(at)
+        self._since[segment], self._rank[segment] = extent.blob.written_at, behind + extent.blob.number + extent.row_at(at)
         return segment
 
     def _segments_of(self, extent: Extent, at: int, counts: Offsets) -> Offsets:
@@ -474,29 +509,24 @@ class KeyFlows:
         chosen = np.array(segments, np.int64)
         ats = np.cumsum(counts) - counts + at
         _view(self._at)[chosen], _view(self._count)[chosen], _view(self._next)[chosen] = ats, counts, _NONE
-        _view(self._since)[chosen], _view(self._place)[chosen] = extent.blob.written_at, ats + extent.blob.number + extent.row
+        _view(self._since)[chosen], _view(self._rank)[chosen] = extent.blob.written_at, ats + extent.blob.number + extent.row
         return chosen
 
     def _grow_segments(self, more: int) -> int:
         """Make room for so many more segments. Returns one of them."""
         segment = len(self._extents)
         self._extents.extend(repeat(None, more))
-        for column in (self._at, self._count, self._next, self._since, self._place):
+        for column in (self._at, self._count, self._next, self._since, self._rank):
             column.extend(repeat(_NONE, more))
         self._free_segments.extend(range(segment + more - 1, segment, -1))
         return segment
 
     def _insert(self, number: int, segment: int) -> None:
-        """Insert it by its place: nearly always last, or, if it was returned, first."""
-        before, after = _NONE, self._first[number]
-        if after == _NONE:
-            self._first[number] = self._last[number] = segment
-            self._next[segment] = _NONE
-            return
-        place = self._place[segment]
-        if self._place[self._last[number]] < place:
-            before, after = self._last[number], _NONE
-        while after != _NONE and self._place[after] < place:
+        """Insert it by its rank: nearly always last, or, if it was returned, first."""
+        rank = self._rank[segment]
+        before = self._before(number, rank)
+        after = self._first[number] if before == _NONE else self._next[before]
+        while after != _NONE and self._rank[after] < rank:
             before, after = after, self._next[after]
         self._next[segment] = after
         if before == _NONE:
@@ -505,12 +535,27 @@ class KeyFlows:
             self._next[before] = segment
         if after == _NONE:
             self._last[number] = segment
+        if self.rules.priority and (after == _NONE or self._rank[after] >> _PLACE_BITS != rank >> _PLACE_BITS):
+            self._levels.add(number, rank, segment)
+
+    def _before(self, number: int, rank: int) -> int:
+        """A segment before that rank, perhaps the last of them; _NONE: there may be none."""
+        if not self.rules.priority:
+            last = self._last[number]
+            return last if last != _NONE and self._rank[last] < rank else _NONE
+        for behind in range(rank >> _PLACE_BITS, -1, -1):
+            last = self._levels.last(number, behind << _PLACE_BITS)
+            if last != _NONE and self._rank[last] < rank:
+                return last
+        return _NONE
 
     def _drop_first(self, number: int) -> None:
         segment = self._first[number]
         self._first[number] = self._next[segment]
         if self._first[number] == _NONE:
             self._last[number] = _NONE
+        if self.rules.priority:
+            self._levels.drop(number, self._rank[segment], segment)
         self._extents[segment] = None
         self._free_segments.append(segment)
 
@@ -569,7 +614,8 @@ class KeyFlows:
 
     def of_item(self, extent: Extent, at: int) -> tuple[WaitingKey, int]:
         """The key of that waiting position, and how many items of it are served before."""
-        number = self._numbers[NO_KEY if extent.blob.keys is None else extent.blob.keys.at(extent.row_at(at))]
+        keys = extent.blob.keys if self.rules.by_key else None
+        number = self._numbers[NO_KEY if keys is None else keys.at(extent.row_at(at))]
         ahead = 0
         for other, first, count in self._segments(number):
             is_there = other is extent and first <= at < first + count
@@ -604,7 +650,7 @@ class KeyFlows:
         weights = self.rules.weights
         self.wake(taking.now)
         quantum = self._quantum(taking.want)
-        is_many = not (self.rules.interval or taking.before is not None)
+        is_many = not (self.rules.interval or self.rules.priority or taking.before is not None)
         while taking.goes_on and (self._fresh or self._turn):
             line = self._next_line()
             if is_many and len(line) >= MANY:
@@ -649,7 +695,7 @@ class KeyFlows:
         """Fresh keys come first, but for no longer than a round of all takes: there may be new ones all the time."""
         if not self._turn:
             self._owed = 0
-        return self._fresh if self.has_fresh else self._turn
+        return self._fresh if self._has_fresh else self._turn
 
     def _serve(self, number: int, taking: Taking, taken: _Pieces) -> bool:
         """Take from the flow what its turn allows. What this lease took from it before is no obstacle: its consumer has both. True: what
@@ -659,7 +705,8 @@ class KeyFlows:
             segment = self._first[number]
             extent, at, count = self._segment_at(segment)
             start, present = _present(extent, at, count)
-            place = extent.blob.number + extent.row_at(start) if present else 0
+            behind = self._rank[segment] >> _PLACE_BITS << _PLACE_BITS
+            rank = behind + extent.blob.number + extent.row_at(start) if present else 0
             most = 1 if is_single else min(present, self._can[number], self._deficit[number])
             take = taking.take(extent, start, most) if present else 0
             if present and not take:
@@ -669,7 +716,7 @@ class KeyFlows:
                 self._drop_first(number)
             else:
                 self._at[segment], self._count[segment] = end, at + count - end
-                self._place[segment] = extent.blob.number + extent.row_at(end)
+                self._rank[segment] = behind + extent.blob.number + extent.row_at(end)
             if take:
                 self._waiting[number] -= take
                 self._flight[number] += take
@@ -678,7 +725,7 @@ class KeyFlows:
                     self._full_at[number] = max(self._full_at[number], self._now) + take * self.rules.interval
                 self._can[number] -= take
                 self.servable -= take
-                taken.add([extent], [start], [take], [place])
+                taken.add([extent], [start], [take], [rank])
                 if is_single:
                     break
         return False
@@ -751,8 +798,8 @@ class KeyFlows:
 
     def _take_pieces(self, numbers: Offsets, segments: Offsets, items: Offsets, taken: _Pieces) -> None:
         """Take so many items of the first segment of each of these flows."""
-        at, count, place = _view(self._at), _view(self._count), _view(self._place)
-        taken.add(self._extents_of(segments), at[segments].tolist(), items.tolist(), place[segments].tolist())
+        at, count, rank = _view(self._at), _view(self._count), _view(self._rank)
+        taken.add(self._extents_of(segments), at[segments].tolist(), items.tolist(), rank[segments].tolist())
         _view(self._waiting)[numbers] -= items
         _view(self._flight)[numbers] += items
         is_all = items == count[segments]
@@ -763,10 +810,35 @@ class KeyFlows:
             self._extents[segment] = None
         self._free_segments.extend(dropped)
         rest, gone = segments[~is_all], items[~is_all]
-        at[rest], count[rest], place[rest] = at[rest] + gone, count[rest] - gone, place[rest] + gone
+        at[rest], count[rest], rank[rest] = at[rest] + gone, count[rest] - gone, rank[rest] + gone
         for segment, extent in zip(rest.tolist(), self._extents_of(rest), strict=True):
             if extent.rows is not None:
-                place[segment] = extent.blob.number + extent.row_at(self._at[segment])
+                rank[segment] = extent.blob.number + extent.row_at(self._at[segment])
+
+
+class _Levels:
+    """Where there are priorities: the last segment of each flow and priority, which is that of a rank."""
+
+    def __init__(self) -> None:
+        self.urgent = 0
+        """Those with a priority above the default."""
+        self._last: dict[tuple[int, int], int] = {}
+
+    def last(self, number: int, rank: int) -> int:
+        return self._last.get((number, rank >> _PLACE_BITS), _NONE)
+
+    def add(self, number: int, rank: int, segment: int) -> None:
+        """It is the last now."""
+        level = rank >> _PLACE_BITS
+        self.urgent += (number, level) not in self._last and level < _DEFAULT_LEVEL
+        self._last[number, level] = segment
+
+    def drop(self, number: int, rank: int, segment: int) -> None:
+        """The flow's first segment has gone, which may have been the last, too."""
+        level = rank >> _PLACE_BITS
+        if self._last.get((number, level)) == segment:
+            del self._last[number, level]
+            self.urgent -= level < _DEFAULT_LEVEL
 
 
 class _Pieces:
@@ -776,19 +848,19 @@ class _Pieces:
         self._extents: list[Extent] = []
         self._at: list[int] = []
         self._items: list[int] = []
-        self._place: list[int] = []
+        self._rank: list[int] = []
 
-    def add(self, extents: Sequence[Extent], at: Sequence[int], items: Sequence[int], place: Sequence[int]) -> None:
+    def add(self, extents: Sequence[Extent], at: Sequence[int], items: Sequence[int], rank: Sequence[int]) -> None:
         self._extents.extend(extents)
         self._at.extend(at)
         self._items.extend(items)
-        self._place.extend(place)
+        self._rank.extend(rank)
 
     def runs(self) -> list[Taken]:
-        """All of them, by place. Those that follow each other in an extent are one: most do."""
+        """All of them, by rank. Those that follow each other in an extent are one: most do."""
         if len(self._at) < 2:
             return [*map(Taken, self._extents, self._at, self._items)]
-        order = np.argsort(self._place)
+        order = np.argsort(self._rank)
         at, items = np.array(self._at)[order], np.array(self._items)[order]
         extents = np.array([*map(id, self._extents)])[order]
         is_first = (extents[1:] != extents[:-1]) | (at[1:] != at[:-1] + items[:-1])
@@ -863,7 +935,7 @@ def behind_in_flows(lease: LeaseState, positions: BitMap) -> BitMap:
     keys: set[int] = set()
     for part in lease.parts:
         base = part.base
-        for key, items in zip(*_keys_at(part.extent, part.at, part.count), strict=True):
+        for key, items in zip(*_keys_at(part.extent, part.at, part.count, True), strict=True):
             span = BitMap(range(base, base + items))
             if key in keys:
                 found |= span
@@ -879,46 +951,50 @@ def behind_in_flows(lease: LeaseState, positions: BitMap) -> BitMap:
 
 def keyed_among(part: Part, positions: BitMap) -> BitMap:
     """Those of these positions of the lease's part whose items have a key."""
-    keys, counts = _keys_among(part.extent, positions.shift(part.at - part.base))
+    keys, counts = _keys_among(part.extent, positions.shift(part.at - part.base), True)
     return from_array(to_array(positions)[np.repeat(np.array(keys, np.uint64) != NO_KEY, counts)])
 
 
-def _keys_in(lease: LeaseState, positions: BitMap) -> KeyCounts:
-    """The keys of those positions of a lease."""
+def _keys_in(lease: LeaseState, positions: BitMap, by_key: bool) -> ValueCounts:
+    """The keys of those positions of a lease. Not `by_key`: none has one."""
     keys: list[int] = []
     counts: list[int] = []
     if len(positions) == lease.count:
-        found = (_keys_at(part.extent, part.at, part.count) for part in lease.parts)
+        found = (_keys_at(part.extent, part.at, part.count, by_key) for part in lease.parts)
     else:
-        found = (_keys_among(part.extent, chosen.shift(part.at - part.base)) for part, chosen in by_part(lease, positions))
+        found = (_keys_among(part.extent, chosen.shift(part.at - part.base), by_key) for part, chosen in by_part(lease, positions))
     for theirs, rows in found:
         keys.extend(theirs)
         counts.extend(rows)
     return keys, counts
 
 
-def _keys_at(extent: Extent, at: int, count: int) -> KeyCounts:
+def _keys_at(extent: Extent, at: int, count: int, by_key: bool) -> ValueCounts:
     """The keys of a run of positions."""
-    if extent.blob.keys is None:
-        return [NO_KEY], [count]
+    return _values_at(extent.blob.keys if by_key else None, extent, at, count, NO_KEY)
+
+
+def _values_at(values: BlobValues | None, extent: Extent, at: int, count: int, default: int) -> ValueCounts:
+    if values is None:
+        return [default], [count]
     if extent.rows is None:
-        return extent.blob.keys.split(extent.row + at, count)
-    return extent.blob.keys.split_sorted(extent.rows_at(at, count))
+        return values.split(extent.row + at, count)
+    return values.split_sorted(extent.rows_at(at, count))
 
 
-def _keys_among(extent: Extent, positions: BitMap) -> KeyCounts:
+def _keys_among(extent: Extent, positions: BitMap, by_key: bool) -> ValueCounts:
     """The keys of any positions."""
     first = positions.min()
     if positions.max() - first + 1 == len(positions):
-        return _keys_at(extent, first, len(positions))
-    if extent.blob.keys is None:
+        return _keys_at(extent, first, len(positions), by_key)
+    if extent.blob.keys is None or not by_key:
         return [NO_KEY], [len(positions)]
     places = to_array(positions)
     rows = places + extent.row if extent.rows is None else to_array(extent.rows)[places]
     return extent.blob.keys.split_sorted(rows)
 
 
-def keys_of(blob: Blob, rows: BitMap) -> KeyCounts:
+def keys_of(blob: Blob, rows: BitMap) -> ValueCounts:
     """The keys of those rows."""
     return ([NO_KEY], [len(rows)]) if blob.keys is None else blob.keys.split_sorted(to_array(rows))
 

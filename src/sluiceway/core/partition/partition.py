@@ -51,7 +51,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
-from sluiceway.model.item_keys import KeyRuns, hash_of, rows_of_slots
+from sluiceway.model.item_keys import Runs, hash_of, rows_of_slots
 from sluiceway.model.requests import (
     DONE,
     RELEASE,
@@ -238,7 +238,7 @@ class Partition:
         if lives:
             self.transfers.arrive(batch, lives, now)
         elif count:
-            bundles = NO_BUNDLE if bundle is None else KeyRuns((0,), (log.bundles.store(hash_of(bundle), count),))
+            bundles = NO_BUNDLE if bundle is None else Runs((0,), (log.bundles.store(hash_of(bundle), count),))
             forming, row = log.forming_for(batch, at, bundles)
             log.header.next += count
             log.header.produced += count

@@ -12,7 +12,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.contract.queue_stats import COUNTERS, PartitionStats
-from sluiceway.core.partition.blob_keys import BlobKeys
+from sluiceway.core.partition.blob_values import BlobValues
 from sluiceway.core.partition.closed_leases import unknown_extent
 from sluiceway.core.partition.compaction import open_rows
 from sluiceway.core.partition.key_flows import KeyFlows, KeyTotals
@@ -38,7 +38,7 @@ from sluiceway.core.partition.records import (
     unpack_lease,
 )
 from sluiceway.model.changes import RecordKind, Snapshot
-from sluiceway.model.item_keys import NO_KEY
+from sluiceway.model.item_keys import DEFAULT_PRIORITY, NO_KEY
 from sluiceway.model.leased_items import Slice
 from sluiceway.model.peers import KeyCount
 from sluiceway.model.requests import Explanation, Failure, MovedItem, Offsets
@@ -271,7 +271,7 @@ def _turn(partition: Partition, extent: Extent, offset: int) -> tuple[int, str]:
 
 
 def _turn_by_key(flows: KeyFlows, extent: Extent, offset: int) -> tuple[int, str]:
-    """The same where its key decides: the number of items of the key."""
+    """The same where its key or its priority decides: the number of items of the key."""
     key, ahead = flows.of_item(extent, offset - extent.first)
     reasons = []
     if key.blocked_by == "lease":
@@ -284,9 +284,10 @@ def _turn_by_key(flows: KeyFlows, extent: Extent, offset: int) -> tuple[int, str
         reasons.append("its key has used up its rate")
     elif key.blocked_by == "rebalance":
         reasons.append("items of its key, or of others that a rebalance moved with it, are left in their former partition")
-    of_key = "without a key" if key.key == NO_KEY else "of its key"
+    of_key = "of its partition" if not flows.rules.by_key else "without a key" if key.key == NO_KEY else "of its key"
     if ahead:
-        reasons.append(f"1 item {of_key} is served before it" if ahead == 1 else f"{ahead} items {of_key} are served before it")
+        why = ", of higher priority or older" if flows.rules.priority else ""
+        reasons.append(f"1 item {of_key} is served before it{why}" if ahead == 1 else f"{ahead} items {of_key} are served before it{why}")
     return ahead, "; ".join(reasons) or f"it is the next {of_key}"
 
 
@@ -297,7 +298,8 @@ def key_totals(partition: Partition) -> KeyTotals:
 
 def key_counts(partition: Partition, limit: int) -> Iterator[tuple[KeyCount, Slice]]:
     """What is to be said of each of `KeyFlows.most_waiting`, apart from its text, and an item that has it."""
-    for each in () if partition.log.flows is None else partition.log.flows.most_waiting(limit):
+    flows = partition.log.flows
+    for each in () if flows is None or not flows.rules.by_key else flows.most_waiting(limit):
         extent, offset = each.extent, np.array([each.extent.first + each.at])
         item = Slice(extent.blob.number, extent.rows_at(each.at, 1), offset, extent.attempts, extent.blob.written_at, extent.blob.columns)
         yield KeyCount(each.key, each.waiting, each.leased, each.returned, extent.blob.written_at, each.blocked_by), item
@@ -326,8 +328,9 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
             blob.nbytes,
             kept=blob.kept,
             reasons=blob.reasons,
-            keys=BlobKeys(blob.keys) if blob.keys else None,
-            bundles=BlobKeys(blob.bundles) if blob.bundles else None,
+            keys=BlobValues(NO_KEY, blob.keys) if blob.keys else None,
+            bundles=BlobValues(NO_KEY, blob.bundles) if blob.bundles else None,
+            priorities=BlobValues(DEFAULT_PRIORITY, blob.priorities) if blob.priorities else None,
         )
     _load_line(partition, sorted(records[RecordKind.EXTENT]))
     firsts = list(partition.log.extents)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from pyroaring import BitMap
 
-from sluiceway.core.partition.blob_keys import BlobKeys
+from sluiceway.core.partition.blob_values import BlobValues
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Disposition, Offsets
 
@@ -58,8 +58,8 @@ class Blob:
     """A batch of rows, numbered by the first offset given to its first row. `open` counts the rows not settled yet.
 
     A blob with `pins` stays even when all rows are settled. A compacted blob is stored with only `kept` rows (0: all), and `nbytes` is
-    their size. `reasons`: why its rows died, where they did. `keys`: which rows have which key; None: none has one. `bundles`: the same of
-    the bundles to which they belong.
+    their size. `reasons`: why its rows died, where they did. `keys`, `bundles` and `priorities`: which rows have which, or belong to which;
+    None: none was noted.
     """
 
     number: int
@@ -71,8 +71,9 @@ class Blob:
     pins: int = 0
     kept: int = 0
     reasons: tuple[ReasonGroup, ...] = ()
-    keys: BlobKeys | None = None
-    bundles: BlobKeys | None = None
+    keys: BlobValues | None = None
+    bundles: BlobValues | None = None
+    priorities: BlobValues | None = None
 
     @property
     def stored_rows(self) -> int:
@@ -296,6 +297,7 @@ class BlobRecord(msgspec.Struct, array_like=True):
     reasons: tuple[ReasonGroup, ...] = ()
     keys: bytes = b""
     bundles: bytes = b""
+    priorities: bytes = b""
 
 
 class ExtentRecord(msgspec.Struct, array_like=True):
@@ -356,8 +358,8 @@ def from_array(values: Offsets) -> BitMap:
 
 
 def blob_bytes(blob: Blob) -> bytes:
-    keys, bundles = (b"" if each is None else each.packed() for each in (blob.keys, blob.bundles))
-    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept, blob.reasons, keys, bundles))
+    noted = (b"" if each is None else each.packed() for each in (blob.keys, blob.bundles, blob.priorities))
+    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept, blob.reasons, *noted))
 
 
 _PLAIN = b"\x01"

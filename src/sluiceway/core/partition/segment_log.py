@@ -22,7 +22,7 @@ from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_CLOCK_STEP, MIN_SPARSE_BYTES, SPARSE_FACTOR
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.item_keys import KeyRuns
+from sluiceway.model.item_keys import Runs
 from sluiceway.model.requests import Offsets
 from sluiceway.model.small_batch import Rows
 
@@ -68,9 +68,9 @@ class SegmentLog:
         return self.ready_count if self.flows is None else self.flows.servable
 
     @property
-    def has_fresh_keys(self) -> bool:
-        """Whether keys that were at rest are to be served next."""
-        return self.flows is not None and self.flows.has_fresh
+    def has_precedence(self) -> bool:
+        """Whether what is served next should not wait for other partitions: keys that were at rest, or items above the default priority."""
+        return self.flows is not None and self.flows.has_precedence
 
     def follow_keys(self, rules: KeyRules, leases: Iterable[LeaseState]) -> None:
         """Serve by these rules from now on. `leases`: the live ones."""
@@ -108,7 +108,7 @@ class SegmentLog:
 
     # ---- append -----------------------------------------------------------------------------------------------
 
-    def forming_for(self, batch: Rows, written_at: Millis, bundles: KeyRuns = NO_BUNDLE) -> tuple[Forming, int]:
+    def forming_for(self, batch: Rows, written_at: Millis, bundles: Runs = NO_BUNDLE) -> tuple[Forming, int]:
         """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
         last = self._forming[-1] if self._forming else None
         if last is None or not self._goes_on(last.blob, written_at) or not last.has_room(batch):

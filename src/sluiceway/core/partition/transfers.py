@@ -34,7 +34,7 @@ from sluiceway.core.partition.slot_contents import movable_rows
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.item_keys import MAX_HASH, KeyRuns
+from sluiceway.model.item_keys import MAX_HASH, Runs
 from sluiceway.model.requests import MovedItem, Offsets
 
 MAX_PIECES = 128
@@ -297,8 +297,8 @@ class TransferTable:
             self._log.append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.max_lease_size))
 
 
-def _bundles_of(lives: Sequence[MovedItem]) -> KeyRuns:
+def _bundles_of(lives: Sequence[MovedItem]) -> Runs:
     """Which of the rows belong to which bundle."""
     if not any(life.bundle for life in lives):
         return NO_BUNDLE
-    return KeyRuns([0, *accumulate(life.rows for life in lives[:-1])], [life.bundle for life in lives])
+    return Runs([0, *accumulate(life.rows for life in lives[:-1])], [life.bundle for life in lives])

@@ -101,8 +101,8 @@ class ExecutorIndex:
         self._wakes: _Least[int] = _Least()
         self._takers: _Least[Candidate] = _Least()
         self._stocked = _Rounds()
-        self._fresh: _Least[tuple[int, int]] = _Least()
-        """Those of the stocked executors that have items of keys which were at rest."""
+        self._preferred: _Least[tuple[int, int]] = _Least()
+        """Those of the stocked executors with items that should not wait for the others."""
         self._jumped = False
         """Whether the last of the stocked executors was one of these, out of turn."""
         self._served: OrderedDict[str, int] = OrderedDict()
@@ -178,16 +178,17 @@ class ExecutorIndex:
         """The executor for this client's lease: among those that have not served in this round, the next by number after the client's
         last one, or for a new client the one that has waited longest. It is not returned again until it is touched.
 
-        Every other time, an executor with items of keys that were at rest goes first: in a fair queue they wait for no flood in the others.
+        Every other time, an executor with such items goes first: of keys that were at rest, in a fair queue, or above the default priority.
+        So they wait for no flood in the others, and the others go on.
         """
         self._file()
-        fresh = None if self._jumped else self._fresh.first()
-        self._jumped = fresh is not None
-        number = self._stocked.after(self._served.get(client_id)) if fresh is None else fresh[1]
+        preferred = None if self._jumped else self._preferred.first()
+        self._jumped = preferred is not None
+        number = self._stocked.after(self._served.get(client_id)) if preferred is None else preferred[1]
         if number is None:
             return None
         self._stocked.note(number, None)
-        self._fresh.note(number, None)
+        self._preferred.note(number, None)
         return self.executors[number]
 
     def serves(self, client_id: str, number: int) -> None:
@@ -222,7 +223,7 @@ class ExecutorIndex:
             self._takers.note(number, None if executor is None else _as_taker(executor))
             rank = None if executor is None else _as_stocked(executor)
             self._stocked.note(number, rank)
-            self._fresh.note(number, rank if executor is not None and executor.partition.log.has_fresh_keys else None)
+            self._preferred.note(number, rank if executor is not None and executor.partition.log.has_precedence else None)
         self._changed |= self._touched
         self._touched.clear()
 
@@ -240,7 +241,7 @@ class ExecutorIndex:
                 or self._wakes.ranks.get(number) != executor.wakes_at()
                 or self._takers.ranks.get(number) != _as_taker(executor)
                 or self._stocked.ranks.get(number) != _as_stocked(executor)
-                or (number in self._fresh.ranks) != (_as_stocked(executor) is not None and executor.partition.log.has_fresh_keys)
+                or (number in self._preferred.ranks) != (_as_stocked(executor) is not None and executor.partition.log.has_precedence)
             }
         )
 

@@ -67,7 +67,8 @@ def copy(
     claim(folder, "copy", {"queue": f"{place.queue} ({source})", "to": goes_to})
     try:
         items = spark.readStream.format("sluiceway").options(**options).load()
-        items = items.select("payload", "kind", "encoding", "reference", "key", with_headers(F.col("headers"), history()).alias("headers"))
+        headers = with_headers(F.col("headers"), history()).alias("headers")
+        items = items.select("payload", "kind", "encoding", "reference", "key", "priority", headers)
         writer = items.writeStream.format("sluiceway").options(**(to or place).options()).queryName(f"copy {place.queue}")
         writer = writer.option("checkpointLocation", str(folder))
         query = (writer if follow else writer.trigger(availableNow=True)).start()

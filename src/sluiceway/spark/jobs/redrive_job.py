@@ -31,7 +31,10 @@ from sluiceway.spark.server_calls import Client
 from sluiceway.spark.settle import settle
 from sluiceway.spark.spark_errors import translated
 
-COLUMNS = ("id", "origin", "source", "reason", "attempts", "enqueued_at", "kind", "encoding", "reference", "key", "headers", "payload")
+COLUMNS = (
+    *("id", "origin", "source", "reason", "attempts", "enqueued_at"),
+    *("kind", "encoding", "reference", "key", "priority", "headers", "payload"),
+)
 """Columns available to a condition."""
 
 _TARGET, _CHOSEN = "_target", "_chosen"
@@ -175,7 +178,7 @@ class _Sender:
     def _produce(self, rows: DataFrame, target: str, number: int) -> None:
         options = self._place.options(queue=target, writeId=f"{self._name}/{number}")
         headers = with_headers(F.col("headers"), {ORIGIN: F.col("origin")}).alias("headers")
-        items = rows.select("payload", "kind", "encoding", "reference", "key", headers)
+        items = rows.select("payload", "kind", "encoding", "reference", "key", "priority", headers)
         items.write.format("sluiceway").mode("append").options(**options).save()
 
 

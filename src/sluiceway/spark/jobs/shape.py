@@ -21,8 +21,8 @@ JSON_TIMES = {
 """Spark's own formats would cut off the microseconds."""
 
 _CSV = {"header": "true", "multiLine": "true", "escape": '"', "enforceSchema": "false"}
-_ITEM = "payload string, kind string, encoding string, reference string, key string, headers map<string,string>"
-_COLUMNS = ("payload", "kind", "encoding", "reference", "key", "headers", "enqueue_at")
+_ITEM = "payload string, kind string, encoding string, reference string, key string, priority int, headers map<string,string>"
+_COLUMNS = ("payload", "kind", "encoding", "reference", "key", "priority", "headers", "enqueue_at")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def _header_words(text: str) -> list[str]:
 
 def _item(form: Facts) -> Facts:
     """The call that produces the item of a form."""
-    item: Facts = {name: form[name] for name in ("utf8", *ITEM_TEXTS, "headers") if name in form}
+    item: Facts = {name: form[name] for name in ("utf8", *ITEM_TEXTS, "priority", "headers") if name in form}
     item.setdefault("utf8", "")
     if "after" in form:
         item["enqueue_at"] = format_time(now() + parse_duration(form["after"], "after"))
@@ -40,6 +40,8 @@ def _item(form: Facts) -> Facts:
 
 
 HEADERS: Final = Field("headers", "Headers", "area", "--header", "NAME=VALUE, one per line.", means=_headers, words=_header_words)
+
+PRIORITY: Final = Field("priority", "Priority", "number", "--priority", "From 0, the lowest, to 9. Blank = as 4.", means=int)
 
 COMMANDS: Final = (
     Command(
@@ -57,6 +59,7 @@ COMMANDS: Final = (
             Field("encoding", "Encoding", flag="--encoding"),
             Field("reference", "Reference", flag="--reference"),
             Field("key", "Key", flag="--item-key", hint="What the item belongs to, such as a customer."),
+            PRIORITY,
             HEADERS,
             Field("after", "Delay", flag="--after", hint="A duration such as 30s or 5m. Blank = ready at once."),
         ),

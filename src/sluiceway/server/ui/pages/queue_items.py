@@ -190,6 +190,7 @@ def _again(queue_name: str, item: Facts) -> dict[str, str] | None:
         return None
     lines = [f"{name}={text}" for name, text in {**headers, COPY_OF: item["origin"]}.items()]
     fields = {name: item[name] for name in ITEM_TEXTS if item[name]}
+    fields |= {} if item["priority"] is None else {"priority": str(item["priority"])}
     return {"queue_name": queue_name, "utf8": payload, **fields, "headers": "\n".join(lines)}
 
 

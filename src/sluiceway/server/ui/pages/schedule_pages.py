@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from sluiceway.adapters.system import now
 from sluiceway.server.ui.api import Facts, ProblemError
-from sluiceway.server.ui.pages.item_commands import HEADERS, ITEM_TEXTS
+from sluiceway.server.ui.pages.item_commands import HEADERS, ITEM_TEXTS, PRIORITY
 from sluiceway.server.ui.payload import visible, whole
 from sluiceway.server.ui.view import Command, Field, View
 from sluiceway.server.ui.visit import Visit, facts_of
@@ -98,7 +98,7 @@ def _item(item: Mapping[str, Any]) -> Facts:
     if payload is None:
         payload = base64.b64encode(item.get("utf8", "").encode("utf-8", "surrogatepass")).decode()
     return {
-        "texts": [(name, visible(item[name])) for name in ITEM_TEXTS if item.get(name)],
+        "texts": [(name, visible(str(item[name]))) for name in (*ITEM_TEXTS, "priority") if item.get(name) is not None],
         "headers": [(visible(name), visible(text)) for name, text in (item.get("headers") or {}).items()],
         "payload": whole(payload),
     }
@@ -140,7 +140,7 @@ def _named(form: Facts) -> Facts:
 
 
 def _created(form: Facts) -> Facts:
-    item = {name: form.pop(name) for name in ("utf8", *ITEM_TEXTS, "headers") if name in form}
+    item = {name: form.pop(name) for name in ("utf8", *ITEM_TEXTS, "priority", "headers") if name in form}
     return {**form, "item": {"utf8": "", **item}}
 
 
@@ -162,6 +162,7 @@ COMMANDS: Final = (
             Field("encoding", "Encoding", flag="--encoding"),
             Field("reference", "Reference", flag="--reference"),
             Field("key", "Key", flag="--item-key", hint="What the item belongs to, such as a customer."),
+            PRIORITY,
             HEADERS,
             Field("paused", "Paused: fire nothing until it is resumed", "flag", "--paused"),
         ),
