@@ -70,7 +70,12 @@ def as_json(queue: Queue, keys: list[str | None]) -> httpx.Response:
 
 
 def as_arrow(queue: Queue, keys: list[str | None]) -> httpx.Response:
-    rows = pa.record_batch({"payload": pa.array([b"x"] * len(keys)), "key": pa.array(keys, pa.utf8())})
+    return as_arrow_of(queue, "key", keys)
+
+
+def as_arrow_of(queue: Queue, name: str, texts: list[str | None]) -> httpx.Response:
+    """Produce items with that column."""
+    rows = pa.record_batch({"payload": pa.array([b"x"] * len(texts)), name: pa.array(texts, pa.utf8())})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)

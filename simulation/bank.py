@@ -19,6 +19,7 @@ from simulation import (
     bugs_queue,
     bugs_rebalance,
     bugs_tasks,
+    bugs_unique,
 )
 from simulation.bucket_world import run_bucket
 from simulation.cluster import run_cluster
@@ -26,6 +27,7 @@ from simulation.cluster_by_key import run_by_key
 from simulation.cluster_by_priority import run_by_priority
 from simulation.cluster_group import run_members
 from simulation.cluster_rebalances import run_rebalances
+from simulation.cluster_unique import run_unique
 from simulation.group import run_group
 from simulation.planting import Bug, planted
 from simulation.promises import BrokenPromiseError
@@ -39,6 +41,7 @@ CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
 REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)
 KEY_BANK: tuple[Bug, ...] = tuple(bugs_keys.BUGS)
 PRIORITY_BANK: tuple[Bug, ...] = tuple(bugs_priority.BUGS)
+UNIQUE_BANK: tuple[Bug, ...] = tuple(bugs_unique.BUGS)
 BUCKET_BANK: tuple[Bug, ...] = tuple(bugs_bucket.BUGS)
 TASK_BANK: tuple[Bug, ...] = (*bugs_tasks.ABLATIONS, *bugs_tasks.BUGS)
 SEEDS_PER_BUG = 200
@@ -51,6 +54,7 @@ _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
     (REBALANCE_BANK, run_rebalances),
     (KEY_BANK, run_by_key),
     (PRIORITY_BANK, run_by_priority),
+    (UNIQUE_BANK, run_unique),
     (TASK_BANK, run_tasks),
     (BUCKET_BANK, run_bucket),
 )

@@ -103,8 +103,9 @@ class KeyClients(Clients):
         numbers = [next(self.world.numbers) for _ in range(self.random.randint(1, 5))]
         now, all_of_it = self.world.latest(), self.random.random() < 0.5
         dues = [now + self.random.randrange(LATEST) if scheduled and (all_of_it or self.random.random() < 0.7) else None for _ in numbers]
-        keys, priorities = self._item_keys(len(numbers)), self._item_priorities(len(numbers))
-        return self.ledger.add(key, *new_rows(self.ledger.queue, numbers, dues, keys, priorities))
+        items = len(numbers)
+        columns = self._item_keys(items), self._item_priorities(items), self._unique_keys(items)
+        return self.ledger.add(key, *new_rows(self.ledger.queue, numbers, dues, *columns))
 
     def _item_keys(self, items: int) -> list[str | None]:
         """Draw the keys of a batch's items."""
@@ -112,6 +113,10 @@ class KeyClients(Clients):
 
     def _item_priorities(self, items: int) -> list[int | None]:
         """Draw their priorities."""
+        return [None] * items
+
+    def _unique_keys(self, items: int) -> list[str | None]:
+        """Draw the unique keys of a batch's items."""
         return [None] * items
 
     async def _insist(self, batch: Batch, until: Millis) -> bool:

@@ -50,6 +50,7 @@ class Item:
     ended: bool = False
     key: str | None = None
     priority: int | None = None
+    unique_key: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -98,14 +99,16 @@ def new_rows(
     dues: Sequence[Millis | None],
     keys: Sequence[str | None] = (),
     priorities: Sequence[int | None] = (),
+    unique_keys: Sequence[str | None] = (),
 ) -> tuple[list[Item], pa.RecordBatch]:
     """Build items with unique payloads of different lengths, some with a reference, some due later; also returns them as a batch.
 
-    `keys`, `priorities`: those of the items; empty: none has one.
+    `keys`, `priorities`, `unique_keys`: those of the items; empty: none has one.
     """
     items, rows = [], []
     none: list[None] = [None] * len(numbers)
-    for index, (number, due, key, priority) in enumerate(zip(numbers, dues, keys or none, priorities or none, strict=True)):
+    columns = zip(numbers, dues, keys or none, priorities or none, unique_keys or none, strict=True)
+    for index, (number, due, key, priority, unique_key) in enumerate(columns):
         payload = f"i{number}:" + "abcdefghijklmnopqrstuvwxyz"[: number * 7 % 27]
         reference = f"r{number}" if number % 5 == 0 else None
         row: dict[str, object] = {"payload": payload.encode()}
@@ -117,6 +120,8 @@ def new_rows(
             row["key"] = key
         if priority is not None:
             row["priority"] = priority
-        items.append(Item(payload, index, queue, due or 0, reference, key=key, priority=priority))
+        if unique_key is not None:
+            row["unique_key"] = unique_key
+        items.append(Item(payload, index, queue, due or 0, reference, key=key, priority=priority, unique_key=unique_key))
         rows.append(row)
     return items, batch_from_rows(rows)

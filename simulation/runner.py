@@ -23,6 +23,7 @@ from simulation.bank import (
     REBALANCE_BANK,
     SEEDS_PER_BUG,
     TASK_BANK,
+    UNIQUE_BANK,
     Found,
     hunt,
 )
@@ -32,6 +33,7 @@ from simulation.cluster_by_key import world_by_key
 from simulation.cluster_by_priority import PriorityWorld
 from simulation.cluster_group import MemberWorld
 from simulation.cluster_rebalances import RebalanceWorld
+from simulation.cluster_unique import UniqueWorld
 from simulation.group import GroupWorld
 from simulation.planting import Bug, planted
 from simulation.queue_run import History
@@ -94,6 +96,11 @@ def _priorities(seed: int, log: EventLog | None) -> Life:
     return world.live, lambda: world.loop.steps
 
 
+def _unique(seed: int, log: EventLog | None) -> Life:
+    world = UniqueWorld(seed, log)
+    return world.live, lambda: world.loop.steps
+
+
 def _tasks(seed: int, log: EventLog | None) -> Life:
     world = TasksWorld(seed, log)
     return world.live, lambda: world.happened
@@ -114,6 +121,7 @@ OTHERS = (
     Storey("rebalances", "--rebalance", _rebalances, REBALANCE_BANK, 10),
     Storey("keys", "--keys", _keys, KEY_BANK, 10),
     Storey("priorities", "--priorities", _priorities, PRIORITY_BANK, 10),
+    Storey("unique", "--unique", _unique, UNIQUE_BANK, 10),
 )
 
 

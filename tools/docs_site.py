@@ -130,7 +130,7 @@ class Site:
         lines: list[str] = []
         for entry in entries:
             ((title, below),) = entry.items() if isinstance(entry, dict) else ((None, entry),)
-            if isinstance(below, list) and len(below) > 8:
+            if isinstance(below, list) and len(below) > 9:
                 # The first leads to the others, which are too many for a line each.
                 rest = [f"[{self.titles[name]}]({os.path.relpath(name, folder)})" for name in _leaves(below[1:])]
                 lines += ["", f"## {title}", "", *self._index(below[:1], folder), "", " · ".join(rest)]

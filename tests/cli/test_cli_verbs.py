@@ -110,6 +110,26 @@ def test_pausing_and_clearing(shell: Shell) -> None:
 # -- items ------------------------------------------------------------------------------------------------------------
 
 
+def test_items_whose_unique_keys_are_taken_are_counted_apart(shell: Shell) -> None:
+    shell.says("queue", "create", "unique", "--unique", "until_settled", "--partitions", "2")
+    stored = re.fullmatch(r"Stored 1 in partition [01]: (\S+)\n", shell.says("produce", "unique", "first", "--unique-key", "k"))
+    assert stored is not None
+    apart = "not stored, as there is one with the same unique key"
+    assert shell.says("produce", "unique", "second", "--unique-key", "k") == f"1 item {apart}: {stored[1]}\n"
+    lines = b'{"id":"a"}\n{"id":"k"}\n{"id":"a"}\n'
+    said = shell.says("produce", "unique", "-", "--unique-key-field", "id", stdin=lines)
+    assert re.fullmatch(rf"Stored 1 in partition [01]: \S+\n2 items {apart}\n", said)
+    (found,) = shell.json("search", "unique", "--unique-key", "k")
+    assert (found["id"], found["unique_key"], found["utf8"]) == (stored[1], "k", "first")
+    assert re.search(r"(?m)^unique key +k *$", shell.says("explain", "unique", stored[1]))
+    (answer,) = shell.json("produce", "unique", "x", "--unique-key", "k")
+    assert (answer["first_id"], answer["duplicates"]) == (stored[1], [0])
+    code, _, err = shell.ends("produce", shell.queue, "x", "--unique-key", "k")
+    assert code != 0
+    assert "keeps no items unique" in err
+    assert "exclude each other" in shell.ends("produce", "unique", "{}", "--unique-key", "k", "--unique-key-field", "id")[2]
+
+
 def test_what_all_items_of_a_call_are_given(shell: Shell) -> None:
     shell.says("produce", shell.queue, "x", "y", "--kind", "order", "--reference", "17", "--header", "tenant=a=b", "--encoding", "json")
     for item in shell.json("peek", shell.queue):

@@ -85,6 +85,17 @@ def test_an_item_comes_back_as_it_was_produced(client: Client, queue: str) -> No
     assert leased.leases[0].lease_deadline - datetime.now(UTC) > timedelta(minutes=4)
 
 
+def test_items_whose_unique_keys_are_taken_are_told(client: Client, queue: str) -> None:
+    client.update_queue(queue, unique="until_settled")
+    first = client.produce(queue, [Item("1", unique_key="a"), Item("2"), Item("3", unique_key="a")])
+    assert (first.count, first.stored, first.duplicates) == (3, 2, [2])
+    assert first.ids[2] == first.ids[0]
+    again = client.produce_arrow(queue, pa.table({"payload": ["4", "5"], "unique_key": ["b", "a"]}))
+    assert (again.duplicates, again.ids[1]) == ([1], first.ids[0])
+    found = {item.id: (item.payload, item.unique_key) for item in client.search(queue)}
+    assert found == {first.ids[0]: (b"1", "a"), first.ids[1]: (b"2", None), again.ids[0]: (b"4", "b")}
+
+
 def test_complete_retry_extend_and_their_repetitions(client: Client, queue: str) -> None:
     client.produce(queue, [str(n) for n in range(6)])
     leased = client.lease(queue, batch_size=6)

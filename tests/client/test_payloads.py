@@ -74,6 +74,17 @@ def test_a_value_that_holds_itself_is_refused() -> None:
         encoded(endless, None)
 
 
+def test_a_producer_is_told_the_item_that_has_the_unique_key() -> None:
+    with testing.server() as server:
+        server.client.create_queue("orders", unique="until_settled")
+        with server.client.producer("orders") as producer:
+            sent = [producer.send(key, unique_key=key) for key in "abab"]
+            ids = [each.result() for each in sent]
+            with pytest.raises(SluicewayError, match="must not be empty"):
+                producer.send("x", unique_key="")
+        assert ids[:2] == ids[2:] == [item.id for item in server.client.lease("orders", batch_size=10)]
+
+
 def test_they_come_back_by_every_way() -> None:
     with testing.server() as server:
         client = server.client

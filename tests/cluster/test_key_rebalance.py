@@ -191,6 +191,9 @@ def test_what_would_break_the_order_is_refused(tmp_path: Path) -> None:
             with pytest.raises(SluicewayError) as raised:
                 await a.cancel_rebalance(asked.id, BY)
             assert raised.value.code == "not_cancellable"
+            with pytest.raises(SluicewayError) as raised:
+                await a.update_queue("q", QueuePatch({"unique": "until_settled"}))
+            assert (raised.value.code, raised.value.field) == ("rebalance_open", "unique")
             await a.update_queue("q", QueuePatch({"key_concurrency": 0}))
             with pytest.raises(SluicewayError) as raised:
                 await a.update_queue("q", QueuePatch({"order": "key"}))

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from sluiceway.cluster.produce_by_key import DividedError, home_of_part, parts_again, parts_of, together
-from sluiceway.core.partition.key_slots import slots_of
+from sluiceway.core.partition.key_slots import home_of_key, slots_of
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.item_keys import Division, divided, hash_of, in_runs
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 from sluiceway.model.requests import Produce, Produced, ProducedByKey, ProduceKey
-from sluiceway.model.small_batch import as_few, in_columns
+from sluiceway.model.small_batch import Rows, as_few, in_columns
 
 ROWS = batch_from_rows([{"payload": b"x", "key": key} for key in "abab"])
 STORED = "stored"
@@ -49,6 +49,77 @@ def test_items_that_follow_each_other_in_one_partition_need_no_places() -> None:
     )
     assert type(answer) is Produced
     assert answer == Produced(3, 5, 3, deduplicated=False)
+
+
+def test_duplicates_have_the_places_of_the_items_that_are_there() -> None:
+    found = [Produced(0, 10, 2, deduplicated=False, duplicates=((1, 4),)), Produced(1, 20, 2, deduplicated=False, duplicates=((0, 7),))]
+    answer = together(parts(), found, Produce(ROWS, 1_000))
+    assert isinstance(answer, ProducedByKey)
+    assert answer.places == [(0, 10), (1, 7), (0, 4), (1, 20)]
+    assert answer.duplicates == ((1, 7), (2, 4))
+
+
+def test_a_single_duplicate_beside_nothing_else_is_told_with_its_place() -> None:
+    rows = batch_from_rows([{"payload": b"x", "key": "a"}])
+    stored = [Produced(3, 9, 1, deduplicated=False, duplicates=((0, 8),))]
+    answer = together(divided(rows, lambda keys: np.zeros(len(keys), np.int64), (3,)), stored, Produce(rows, 1_000))
+    assert isinstance(answer, ProducedByKey)
+    assert (answer.places, answer.partitions, answer[:3], answer.duplicates) == ([(3, 8)], None, (3, 8, 1), ((0, 8),))
+
+
+def test_duplicates_of_a_part_that_was_stored_in_pieces_are_in_the_partition_of_their_piece() -> None:
+    """Their offsets, and what is stored, are counted from the beginning of each piece."""
+    rows = batch_from_rows([{"payload": b"x", "key": "a"}] * 6)
+    stored = Produced(7, 20, 6, deduplicated=True, runs=((7, 20, 3), (0, 3, 1), (5, 9, 2)), duplicates=((1, 2), (3, 1), (4, 8)))
+    answer = together(divided(rows, lambda keys: np.zeros(len(keys), np.int64), (3,)), [stored], Produce(rows, 1_000))
+    assert isinstance(answer, ProducedByKey)
+    assert answer.places == [(7, 20), (7, 2), (7, 21), (0, 1), (5, 8), (5, 9)]
+    assert answer.duplicates == ((1, 2), (3, 1), (4, 8))
+
+
+FORMS = [batch_from_rows, lambda rows: as_few(batch_from_rows(rows))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"unique": "until_settled", "order": "key"}, [(0, [2, 3]), (2, [0, 5, 1, 4])]),
+        ({"unique": "until_settled"}, [(0, [2]), (1, [0, 1, 4, 5]), (2, [3])]),
+        ({"unique": "until_settled", "fair": "key"}, [(0, [2]), (1, [0, 5, 1, 4]), (2, [3])]),
+        ({"order": "key"}, [(0, [3]), (2, [0, 2, 5, 1, 4])]),
+    ],
+)
+def test_items_are_where_their_keys_are_or_else_their_unique_keys(
+    form: Callable[[list[dict[str, object]]], Rows], settings: dict[str, str], expected: list[tuple[int, list[int]]]
+) -> None:
+    zero, one, two = (next(f"{n}" for n in range(99) if home_of_key(record(**settings), f"{n}") == at) for at in range(3))
+    rows: list[dict[str, object]] = [
+        {"payload": b"0"},
+        {"payload": b"1", "key": two, "unique_key": one},
+        {"payload": b"2", "unique_key": zero},
+        {"payload": b"3", "key": zero, "unique_key": two},
+        {"payload": b"4", "key": two},
+        {"payload": b"5"},
+    ]
+    request = Produce(form(rows), 1_000)
+    found = [(each.place, each.numbers.tolist()) for each, _ in parts_of(record(**settings), request)]
+    assert found == expected
+
+
+def test_the_rows_of_a_partition_stay_as_they_were_sent_if_they_are_unique_alone() -> None:
+    rows = batch_from_rows([{"payload": b"%d" % number, "unique_key": f"{number}"} for number in range(100)])
+    parts = parts_of(record(unique="until_settled"), Produce(rows, 1_000))
+    assert len(parts) == 3
+    for each, part in parts:
+        assert (np.diff(each.numbers) > 0).all()
+        assert part.part is not None
+        assert len(part.part.slots) == 1
+        assert home_of_part(record(unique="until_settled"), part) == each.place
+
+
+def record(**settings: str) -> QueueRecord:
+    return QueueRecord("q", "aaaaaaaa", 0, 0, tuple(PartitionRecord(number) for number in range(3)), **settings)  # type: ignore[arg-type]
 
 
 def test_a_part_that_was_stored_in_pieces_has_a_place_for_each_item() -> None:

@@ -230,6 +230,23 @@ async def test_a_batch_is_carried_out_one_after_the_other(tmp_path: Path) -> Non
 
 
 @driven
+async def test_of_a_batch_a_queue_that_keeps_its_items_unique_by_then_is_passed_over(tmp_path: Path) -> None:
+    async with in_memory(tmp_path, "a") as service:
+        for name in ("q", "unique"):
+            await service.create_queue(spec(name, 2))
+        ledger = Ledger(service, "q")
+        await ledger.fill()
+        batch = await service.rebalance_many("*", 1, "natural", None, BY)
+        await at_step(service, batch.rebalances[0].id, "drain")
+        await service.update_queue("unique", QueuePatch({"unique": "until_settled"}))
+        await service.delete_queue("q", True)
+        found = await ended(service, batch.rebalances[1].id)
+        assert found.state == "failed"
+        assert "unique" in (found.problem or "")
+        assert len(service.queue("unique").partitions) == 2
+
+
+@driven
 async def test_of_a_batch_that_copies_a_queue_in_order_drains_naturally(tmp_path: Path) -> None:
     async with in_memory(tmp_path, "a", "b") as service:
         for name, partitions in (("many", 2), ("one", 1)):

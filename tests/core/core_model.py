@@ -37,6 +37,7 @@ class Row(NamedTuple):
     kind: str | None = None
     key: str | None = None
     priority: int | None = None
+    unique_key: str | None = None
 
 
 def rows_of(*payloads: str) -> list[Row]:
@@ -51,7 +52,7 @@ def either_form(rows: Sequence[Row]) -> Rows:
     """The rows in columns, or (an odd number of those that come by their values at all) by their values."""
     if len(rows) % 2 == 0 or any(row.enqueue_at is not None for row in rows):
         return batch_of(rows)
-    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in ("kind", "key", "priority")}
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in ("kind", "key", "priority", "unique_key")}
     others = {name: values for name, values in columns.items() if values.count(None) < len(values)}
     return SmallBatch([row.payload for row in rows], others, sum(len(row.payload) + 4 for row in rows))
 
@@ -231,6 +232,7 @@ def picture(machine: Partition) -> dict[str, Any]:
         "timer": machine.next_timer(),
         "starts": machine.spans.starts,
         "flows": None if machine.log.flows is None else _flows(machine.log.flows),
+        "uniques": None if machine.log.uniques is None else machine.log.uniques.picture(),
     }
 
 

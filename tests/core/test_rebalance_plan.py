@@ -151,6 +151,11 @@ def test_the_number_is_bounded(requested: int) -> None:
         plan(queue("a"), requested, {"a": 1})
 
 
+def test_a_queue_with_unique_items_is_not_planned() -> None:
+    with pytest.raises(SluicewayError, match="unique"):
+        plan(msgspec.structs.replace(queue("a"), unique="until_settled", order="key"), 2, {"a": 1})
+
+
 def test_without_any_affinity_nothing_can_be_planned() -> None:
     with pytest.raises(SluicewayError, match="partition_affinity"):
         plan(queue("a"), 1, {"a": 0})

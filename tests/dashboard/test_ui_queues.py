@@ -342,6 +342,17 @@ def test_a_search_finds_items_of_all_partitions_page_by_page(server: Running, mo
     assert "No match among the 6 items compared" in page(server, f"/{name}/items", kind="none")
 
 
+def test_an_items_unique_key_is_shown_and_searched_for(server: Running) -> None:
+    name = server.queue(unique="until_settled")
+    for key in ("u-1", "u-2", "u-2"):
+        server.ask("queue.produce", queue_name=name, items=[{"utf8": f"for {key}", "unique_key": key}])
+    assert len(rows(page(server, f"/{name}/items"), "items")) == 2
+    found = page(server, f"/{name}/items", unique_key="u-2")
+    (row,) = rows(found, "items")
+    assert f"sluiceway search {name} --unique-key u-2" in html.unescape(found)
+    assert re.search(r"<dt>unique key</dt><dd>u-2</dd>", page(server, f"/{name}/items", id=row[0]))
+
+
 def test_checked_items_are_run_moved_and_deleted(server: Running) -> None:
     name, other = server.queue(), server.queue()
     for _ in range(3):

@@ -63,16 +63,8 @@ def sound() -> list[bytes]:
     priorities = pa.array([0, None, 9], pa.int8())
     headers = pa.array([[("a", "b"), ("c", "")], None, []], HEADERS)
     times = pa.array([NOW + 5, None, 0], TIME)
-    full = {
-        "payload": payload,
-        "kind": texts,
-        "encoding": texts,
-        "reference": texts,
-        "key": texts,
-        "priority": priorities,
-        "headers": headers,
-        "enqueue_at": times,
-    }
+    full = {"payload": payload, **dict.fromkeys(("kind", "encoding", "reference", "key", "unique_key"), texts)}
+    full |= {"priority": priorities, "headers": headers, "enqueue_at": times}
     ids = {"partition": pa.array([0, 1, 0], pa.int32()), "offset": pa.array([5, 6, 7], pa.int64())}
     dispositions = {"retry_after_ms": pa.array([None, 5, None], pa.int64()), "reason": texts}
     batches = [

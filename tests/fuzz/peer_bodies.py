@@ -96,7 +96,7 @@ def _answers() -> list[tuple[PeerRequest, Any]]:
 def sound() -> tuple[list[bytes], list[tuple[PeerRequest, bytes]], list[bytes]]:
     """Requests, answers and errors that are taken."""
     some = np.array([3, 4, 9, 50], np.int64)
-    wanted = ItemFilter(ItemId(_INCARNATION, 1, 5), "k", "r", "key", {"a": None, "b": "x"}, b"\xff", "why")
+    wanted = ItemFilter(ItemId(_INCARNATION, 1, 5), "k", "r", "key", "unique", {"a": None, "b": "x"}, b"\xff", "why")
     requests: list[PeerRequest] = [
         _ask(Produce(_ROWS, 5_000, ProduceKey("key", "group", 7), 2)),
         _ask(Produce(_BLOB.slice(10, 80), 5_000)),

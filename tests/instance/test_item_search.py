@@ -71,12 +71,14 @@ def settled(partition: int, offsets: list[int], disposition: Disposition) -> Set
 
 TEXTS = st.none() | st.sampled_from(["a", "b", "é", ""])
 HEADERS = st.none() | st.dictionaries(st.sampled_from("xyé"), st.sampled_from(["1", "2", ""]))
-ITEMS = st.lists(st.fixed_dictionaries({"kind": TEXTS, "reference": TEXTS, "key": TEXTS, "headers": HEADERS}), min_size=1, max_size=12)
+ITEM = {"kind": TEXTS, "reference": TEXTS, "key": TEXTS, "unique_key": TEXTS, "headers": HEADERS}
+ITEMS = st.lists(st.fixed_dictionaries(ITEM), min_size=1, max_size=12)
 WANTED = st.builds(
     ItemFilter,
     kind=TEXTS,
     reference=TEXTS,
     key=TEXTS,
+    unique_key=TEXTS,
     headers=st.dictionaries(st.sampled_from("xyé"), st.none() | st.sampled_from(["1", ""]), max_size=2),
     contains=st.none() | st.sampled_from([b"1", b"\xff", "é".encode()]),
 )
@@ -97,6 +99,7 @@ def test_a_filter_of_columns_agrees_with_one_of_items(items: list[dict[str, obje
             wanted.kind in (None, item["kind"])
             and wanted.reference in (None, item["reference"])
             and wanted.key in (None, item["key"])
+            and wanted.unique_key in (None, item["unique_key"])
             and all(name in headers and value in (None, headers[name]) for name, value in wanted.headers.items())
             and (wanted.contains is None or wanted.contains in payload)
         )

@@ -18,7 +18,7 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
-from sluiceway.model.requests import Produce, Produced
+from sluiceway.model.requests import Produce, Produced, QueueSpec
 from sluiceway.model.schedule_records import Progress, SchedulePatch, ScheduleRecord
 from tests.cluster.cluster_rig import MORTAL, Cluster, cluster, lapse
 from tests.instance.instance_rig import PATIENCE, eventually, lease, moved_ahead, payloads, schedule_spec, serving, spec, total
@@ -98,6 +98,21 @@ async def test_a_time_that_was_fired_before_a_kill_is_not_fired_again(tmp_path: 
         again = progress(service).fired
         assert again is not None
         assert (again.at, again.id) == (at, first.id)
+        assert total(service, "q") == 1
+
+
+@driven
+async def test_a_time_is_passed_over_while_the_item_of_an_earlier_one_holds_its_unique_key(tmp_path: Path, ahead: Ahead) -> None:
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(QueueSpec("q", 2, unique="until_settled"))
+        record = await made(service, item={"utf8": "x", "unique_key": "backup"})
+        ids = []
+        for _ in range(2):
+            await fired(service, to_next(ahead=ahead))
+            last = progress(service).fired
+            assert last is not None
+            ids.append(last.id)
+        assert [*ids, await service.schedule_driver.run_now(record)] == [ids[0]] * 3
         assert total(service, "q") == 1
 
 

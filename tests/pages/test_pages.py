@@ -21,6 +21,7 @@ RUN = (
     "guides/schedules.md",
     "guides/keys.md",
     "guides/bundles.md",
+    "guides/unique-items.md",
     "guides/workers.md",
     "guides/cluster.md",
     "guides/rebalance.md",
@@ -35,6 +36,7 @@ AT_ONCE = (
     "guides/schedules.md",
     "guides/keys.md",
     "guides/bundles.md",
+    "guides/unique-items.md",
 )
 """Those that `make test` runs; the others wait for `make test-slow`."""
 SPARK = ("guides/from-kafka.md", "tutorials/spark.md")

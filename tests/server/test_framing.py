@@ -343,9 +343,9 @@ def test_calls_that_offer_http_2_are_served(server: Running) -> None:
     body = json.dumps({"queue_name": name, "items": [{"utf8": "x"}]}).encode()
     with server.raw(post("queue.produce", body, *OFFER)) as connection:
         for _ in range(2):
-            assert answered(connection, b'"partitions":null}').startswith(b"HTTP/1.1 200 ")
+            assert answered(connection, b'"duplicates":[]}').startswith(b"HTTP/1.1 200 ")
             connection.sendall(post("queue.produce", body, *OFFER))
-        answered(connection, b'"partitions":null}')
+        answered(connection, b'"duplicates":[]}')
     assert server.totals(name)["produced"] == 3
 
 

@@ -202,7 +202,7 @@ def test_the_rows_are_the_same_but_for_the_header(headers: list[list[tuple[str, 
 def test_rows_without_headers_get_a_column_in_its_place() -> None:
     for rows in (
         [{"payload": b"p"}],
-        [{"payload": b"p", "reference": "r", "key": "k", "enqueue_at": 5}],
+        [{"payload": b"p", "reference": "r", "key": "k", "unique_key": "u", "enqueue_at": 5}],
         [{"payload": b"p", "priority": 7}],
         [{"payload": b"p", "kind": "k"}] * 3,
     ):

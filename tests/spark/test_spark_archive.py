@@ -105,10 +105,13 @@ def test_an_archive_has_what_was_in_the_queue(spark: SparkSession, world: Server
 def test_items_without_a_key_have_the_checksum_that_they_had_before_there_were_keys(spark: SparkSession) -> None:
     """As a batch that an earlier release has written may be looked for."""
     before = spark.createDataFrame([("1", None, b"x"), ("2", "r", b"y")], "id string, reference string, payload binary")
-    after = before.select("id", "reference", F.lit(None).cast("string").alias("key"), F.lit(None).cast("int").alias("priority"), "payload")
+    none = F.lit(None).cast("string")
+    after = before.select(
+        "id", "reference", none.alias("key"), F.lit(None).cast("int").alias("priority"), none.alias("unique_key"), "payload"
+    )
     assert _sum_of(after) == _sum_of(before)
-    assert _sum_of(after.withColumn("key", F.lit("r"))) != _sum_of(before)
-    assert _sum_of(after.withColumn("priority", F.lit(0))) != _sum_of(before)
+    for name, value in (("key", "r"), ("priority", 0), ("unique_key", "r")):
+        assert _sum_of(after.withColumn(name, F.lit(value))) != _sum_of(before)
     assert _sum_of(after.withColumn("key", F.col("reference"))) != _sum_of(before)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ KINDS = {
     "kind": StringType(),
     "reference": StringType(),
     "key": StringType(),
+    "unique_key": StringType(),
     "headers": MapType(StringType(), StringType()),
     "enqueue_at": TimestampType(),
 }
@@ -128,6 +130,30 @@ def test_a_batch_that_is_repeated_with_other_options_is_known_again_or_refused(w
     with pytest.raises(SluicewayError, match="was written before with other rows"):
         stream_sink(world, queue, atomic="true").write(iter(more.to_batches()))
     assert world.count(queue, "produced") == 1_505
+
+
+def test_rows_whose_unique_keys_are_taken_are_not_stored(world: Server, task: dict[str, str]) -> None:
+    queue = world.create("unique", partitions=3, unique="until_settled")
+    rows = table(value=["a", "b", "c", "d", "e"], unique_key=["1", "2", None, "1", "2"])
+    writer = batch_sink(world, queue, rows)
+    assert writer.write(iter(rows.to_batches(max_chunksize=2))).items == 5
+    assert world.count(queue, "produced") == 3
+    again = batch_sink(world, queue, rows, writeId="another")
+    again.write(iter(rows.to_batches()))
+    found = {item["unique_key"]: item["bytes"] for item in items(world, queue)}
+    assert {name: base64.b64decode(payload) for name, payload in found.items()} == {"1": b"a", "2": b"b", None: b"c"}
+    assert world.count(queue, "produced") == 4
+
+
+def test_an_empty_unique_key_is_a_bad_row_and_its_item_has_none(world: Server, task: dict[str, str]) -> None:
+    queue, bad = world.create("unique-bad", unique="until_settled"), world.create("unique-the-bad", partitions=1)
+    rows = table(value=["a", "b", "c"], unique_key=["k", "", "ż" * 129])
+    writer = batch_sink(world, queue, rows, badRows=bad)
+    assert writer.write(iter(rows.to_batches())) == Written(1, 1, 0, bad=2)
+    found = items(world, bad)
+    assert [item["headers"]["sluiceway-reason"].partition(":")[0] for item in found] == ["unique_key", "unique_key"]
+    assert [item["unique_key"] for item in found] == [None, None]
+    assert [item["unique_key"] for item in items(world, queue)] == ["k"]
 
 
 # ---- rows that no queue takes -----------------------------------------------------------------------------------------

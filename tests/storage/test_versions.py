@@ -142,8 +142,8 @@ PINNED: dict[type[msgspec.Struct], str] = {
     PartitionRecord: "partition backend state parents after",
     RetryBackoff: "first most",
     Header: "next head lease_number due_number now produced deduplicated leased completed retried expired dead released cleared redriven "
-    "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots held_slots",
-    BlobRecord: "rows columns written_at nbytes kept reasons keys bundles priorities",
+    "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots held_slots duplicates",
+    BlobRecord: "rows columns written_at nbytes kept reasons keys bundles priorities uniques",
     ExtentRecord: "count blob row rows attempts expires_at max_lease_size gone",
     LeaseRecord: "ranges client_id deadline lease_key transfer settled staged dispositions target closed dues target_incarnation failures "
     "is_completed",

@@ -35,6 +35,7 @@ ROWS = st.fixed_dictionaries(
         "reference": TEXTS,
         "key": st.none() | st.text(min_size=1, max_size=4),
         "priority": st.none() | st.integers(0, 9),
+        "unique_key": st.none() | st.text(min_size=1, max_size=4),
         "headers": st.none() | st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=2),
         "enqueue_at": st.none() | st.integers(0, 4_102_444_800_000),
     },
@@ -223,14 +224,15 @@ def test_a_blob_that_was_written_before_there_were_keys_is_read() -> None:
 # Limits
 
 
-def test_a_key_has_1_to_256_bytes() -> None:
-    rows: list[Row] = [{"payload": b""}, {"payload": b"", "key": "k"}, {"payload": b"", "key": "é" * (MAX_KEY_BYTES // 2)}]
+@pytest.mark.parametrize("name", ["key", "unique_key"])
+def test_a_key_has_1_to_256_bytes(name: str) -> None:
+    rows: list[Row] = [{"payload": b""}, {"payload": b"", name: "k"}, {"payload": b"", name: "é" * (MAX_KEY_BYTES // 2)}]
     check_sizes(batch_from_rows(rows))
     for bad, what in (("", "must not be empty"), ("é" * (MAX_KEY_BYTES // 2) + "a", f"larger than {MAX_KEY_BYTES} bytes")):
-        batch = batch_from_rows([*rows, {"payload": b"", "key": bad}])
-        with pytest.raises(SluicewayError, match=rf"items\[3\]\.key: {what}"):
+        batch = batch_from_rows([*rows, {"payload": b"", name: bad}])
+        with pytest.raises(SluicewayError, match=rf"items\[3\]\.{name}: {what}"):
             check_sizes(batch)
-        with pytest.raises(SluicewayError, match=r"items\[1\]\.key"):
+        with pytest.raises(SluicewayError, match=rf"items\[1\]\.{name}"):
             check_sizes(batch.slice(2))
 
 

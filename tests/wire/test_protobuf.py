@@ -36,6 +36,7 @@ ITEM = {
     "reference": "r",
     "key": "customer-7",
     "priority": 0,
+    "unique_key": "order-8",
     "headers": {"a": "b"},
     "bytes": "AP8=",
 }
@@ -124,10 +125,11 @@ def test_bytes_go_before_text_and_neither_is_an_empty_payload() -> None:
 
 
 def test_a_key_is_carried_in_and_an_empty_one_is_none() -> None:
-    items = [{"utf8": "x", "key": "customer-7"}, {"utf8": "y", "key": ""}]
-    assert fields("/v1/queue.produce", queue_name="q", items=items)["items"] == [{"utf8": "x", "key": "customer-7"}, {"utf8": "y"}]
-    (item,) = fields("/v1/storage/items.import", queue_name="q", items=[{"payload": b"x", "key": "customer-7"}])["items"]
-    assert item["key"] == "customer-7"
+    for name in ("key", "unique_key"):
+        items = [{"utf8": "x", name: "customer-7"}, {"utf8": "y", name: ""}]
+        assert fields("/v1/queue.produce", queue_name="q", items=items)["items"] == [{"utf8": "x", name: "customer-7"}, {"utf8": "y"}]
+        (item,) = fields("/v1/storage/items.import", queue_name="q", items=[{"payload": b"x", name: "customer-7"}])["items"]
+        assert item[name] == "customer-7"
 
 
 @pytest.mark.parametrize("path", ["/v1/queue.produce", "/v1/storage/items.import"])
@@ -251,7 +253,7 @@ def test_a_lease() -> None:
     assert (status, said.queue_name, said.partition) == (200, "q", 2)
     (item,) = said.items
     assert (item.id, item.attempts, item.kind, item.reference, item.encoding) == ("k7f3q2ma.2.7", 2, "k", "r", "")
-    assert (item.key, item.HasField("priority"), item.priority) == ("customer-7", True, 0)
+    assert (item.key, item.HasField("priority"), item.priority, item.unique_key) == ("customer-7", True, 0, "order-8")
     assert (item.bytes, item.lease_deadline.seconds, item.lease_deadline.nanos) == (b"\x00\xff", 1_769_846_400, 250_000_000)
 
 
@@ -310,18 +312,19 @@ def test_stored_items() -> None:
         ("k7f3q2ma.2.7", "m2m2m2m2.0.5", b""),
     ]
     first = said.items[0]
-    assert (first.key, first.HasField("priority"), first.priority) == ("customer-7", True, 0)
+    assert (first.key, first.HasField("priority"), first.priority, first.unique_key) == ("customer-7", True, 0, "order-8")
     assert (first.is_leased, first.attempts, first.max_attempts, first.lease_deadline.nanos) == (True, 2, 3, 250_000_000)
     assert not first.HasField("enqueue_at")
     assert first.expire_deadline.seconds == GO_ZERO_TIME, "a time that does not apply: Go's IsZero() is true of it"
 
 
 def test_imported_items_that_are_gone_already_are_told_as_they_were_sent() -> None:
-    produced = {"first_id": "k7f3q2ma.0.41", "items": []}
+    produced = {"ids": ["k7f3q2ma.0.41", "k7f3q2ma.0.42"], "items": []}
     before = {
         "id": "old",
         "key": "customer-7",
         "priority": 0,
+        "unique_key": "order-8",
         "is_leased": True,
         "attempts": 9,
         "lease_deadline": {"seconds": 5},
@@ -331,7 +334,7 @@ def test_imported_items_that_are_gone_already_are_told_as_they_were_sent() -> No
     later = {"payload": b"y", "enqueue_at": {"seconds": 1_769_846_400}}
     said = answered("/v1/storage/items.import", produced, "ImportAnswer", items=[before, later])[1]
     one, two = said.items
-    assert (one.key, two.key) == ("customer-7", "")
+    assert (one.key, one.unique_key, two.key) == ("customer-7", "order-8", "")
     assert (one.HasField("priority"), two.HasField("priority")) == (True, False)
     assert (one.id, one.kind, one.payload, one.is_leased, one.attempts) == ("k7f3q2ma.0.41", "k", b"x", False, 0)
     assert not one.HasField("lease_deadline")

@@ -36,6 +36,7 @@ SOME = [
     [Item(payload=b"h", headers={"x": "y", "ß": ""}), Item(payload=b"none"), Item(payload=b"empty", headers={})],
     [Item(payload=b"i", key="customer-7", headers={"x": "y"}), Item(payload=b"j")],
     [Item(payload=b"k", priority=0), Item(payload=b"l"), Item(payload=b"m", priority=9)],
+    [Item(payload=b"k", unique_key="order-8"), Item(payload=b"l")],
 ]
 
 
@@ -65,6 +66,7 @@ def test_digests_are_those_that_partitions_have_stored() -> None:
         "72380204b393a9c167bddd742c6f9bae",
         "b834b5c35fb52744c2f88205cc8f7be7",
         "66196ed8470c7d975b13e9b3d7346132",
+        "76a9c9472340fa67782b2582903d9789",
     ]
 
 
@@ -94,6 +96,7 @@ TEXTS = st.one_of(st.none(), st.text(max_size=4))
             reference=TEXTS,
             key=st.one_of(st.none(), st.text(min_size=1, max_size=4)),
             priority=st.one_of(st.none(), st.integers(0, 9)),
+            unique_key=st.one_of(st.none(), st.text(min_size=1, max_size=4)),
             headers=st.one_of(st.none(), st.dictionaries(st.sampled_from(["a", "b", "traceparent"]), st.text(max_size=2), max_size=3)),
         ),
         min_size=1,
@@ -107,7 +110,7 @@ def test_both_forms_of_any_items_have_the_same_digest(items: list[Item]) -> None
 def test_joined_they_are_what_they_are_one_after_the_other() -> None:
     together = join([few(items) for items in SOME])
     assert together.batch().equals(pa.concat_batches([fit(columns(items), stored_schema(0b1101111)) for items in SOME]))
-    assert (together.num_rows, together.nbytes) == (14, sum(few(items).nbytes for items in SOME))
+    assert (together.num_rows, together.nbytes) == (16, sum(few(items).nbytes for items in SOME))
 
 
 @pytest.mark.parametrize(("items", "pairs"), [(16, 1), (16, 40), (1, 2_000)])

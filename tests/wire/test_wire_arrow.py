@@ -66,6 +66,7 @@ ALL = batch(
     headers=pa.array([[("a", "1"), ("b", "2")], None, []], HEADERS),
     key=pa.array([None, "é" * 128, "k"]),
     priority=pa.array([None, 0, 9], pa.int8()),
+    unique_key=pa.array(["u", None, "é" * 128]),
     enqueue_at=pa.array([NOW, None, NOW + 5], TIME),
 )
 
@@ -114,6 +115,8 @@ def test_payload_types_that_are_taken(kind: pa.DataType) -> None:
         ({"payload": payload(b"x", b"y"), "priority": pa.array([0, -1], pa.int64())}, "items[1].priority", ("-1",)),
         ({"payload": payload(b"x"), "priority": pa.array([1 << 63], pa.uint64())}, "items[0].priority", ("9223372036854775808",)),
         ({"payload": payload(b"x"), "priority": pa.array([1.0])}, "priority", ("int8", "double")),
+        ({"payload": payload(b"x", b"y"), "unique_key": pa.array(["k", "é" * 129])}, "items[1].unique_key", ("256",)),
+        ({"payload": payload(b"x", b"y"), "unique_key": pa.array([None, ""])}, "items[1].unique_key", ("empty",)),
         ({"payload": payload(b"x"), "headers": pa.array([[("a", "x" * 8_192)]], HEADERS)}, "items[0].headers", ("8192",)),
         ({"payload": payload(b"x"), "headers": pa.array([[("a", None)]], HEADERS)}, "headers", ("null",)),
         ({"payload": payload(b"x"), "enqueue_at": pa.array([NOW + MAX_SCHEDULE + 1], TIME)}, "items[0].enqueue_at", ("366 days",)),

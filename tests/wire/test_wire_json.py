@@ -101,6 +101,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (item(priority=1.5), "items[1].priority"),
     (item(priority="7"), "items[1].priority"),
     (item(priority=True), "items[1].priority"),
+    (item(unique_key=""), "items[1].unique_key"),
+    (item(unique_key="é" * 129), "items[1].unique_key"),
     (item(headers={"a": 1}), "items[1].headers[...]"),
     (item(headers={"a": None}), "items[1].headers[...]"),
     (item(headers={"a": "x" * 8_192}), "items[1].headers"),
@@ -375,6 +377,7 @@ items = st.fixed_dictionaries(
         "reference": texts,
         "key": st.none() | st.text(min_size=1, max_size=20),
         "priority": st.none() | st.integers(0, 9),
+        "unique_key": st.none() | st.text(min_size=1, max_size=20),
         "headers": st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     },
 )
@@ -397,7 +400,7 @@ def test_items_come_out_as_they_went_in(sent: list[dict[str, Any]], as_text: boo
     batch.validate(full=True)
     got = json.loads(bytes(answers.leased(RECORD, leased_of(batch), arrow=False)))
     assert [base64.b64decode(item["bytes"]) for item in got["items"]] == [fields["payload"] for fields in sent]
-    for name in ("kind", "encoding", "reference", "key", "priority", "headers"):
+    for name in ("kind", "encoding", "reference", "key", "priority", "unique_key", "headers"):
         assert [item[name] for item in got["items"]] == [fields.get(name) for fields in sent]
     assert [item["id"] for item in got["items"]] == [f"k7f3q2ma.1.{70 + n}" for n in range(len(sent))]
     assert [item["origin"] for item in got["items"]] == [f"k7f3q2ma.1.{40 + n}" for n in range(len(sent))]

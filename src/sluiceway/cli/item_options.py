@@ -23,6 +23,7 @@ def item_options(command: Callable[..., T]) -> Callable[..., T]:
     for option in (
         click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A header. May be repeated."),
         click.option("--priority", type=WholeNumber(0, MAX_PRIORITY), help="Priority of the item, from 0, the lowest, to 9."),
+        click.option("--unique-key", help="Unique key of the item: it is not stored while there is one with the same."),
         click.option("--item-key", "key", help="Key of the item, such as a customer."),
         click.option("--reference", help="Reference of the item."),
         click.option("--encoding", help="Encoding of the payload."),

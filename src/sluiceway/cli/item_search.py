@@ -61,6 +61,7 @@ def found_items(session: Session, queue: str, count: int | None, **wanted: Any) 
 @click.option("--kind", help="Items of this kind.")
 @click.option("--reference", help="Items with this reference.")
 @click.option("--item-key", "key", help="Items with this key.")
+@click.option("--unique-key", help="Items with this unique key.")
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME[=VALUE]", callback=_headers, help="Items with this header. May be repeated."
 )
@@ -210,7 +211,7 @@ def show(session: Session, queue: str, item_id: str) -> None:
 
 _FACTS = (
     *("id", "origin", "state", "partition", "attempts", "enqueued_at", "enqueue_at", "expire_deadline", "lease_id", "lease_deadline"),
-    *("kind", "encoding", "reference", "key", "priority"),
+    *("kind", "encoding", "reference", "key", "priority", "unique_key"),
 )
 
 

@@ -53,6 +53,8 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 @click.option("--reference", help="Reference of the items, such as the id of an order.")
 @click.option("--item-key", help="Key of the items, such as a customer. Not the idempotency key.")
 @click.option("--item-key-field", metavar="NAME", help="Each line is a JSON object, and this field of it, a text, is the item's key.")
+@click.option("--unique-key", help="Unique key of the items: none is stored while there is one with the same. The queue needs --unique.")
+@click.option("--unique-key-field", metavar="NAME", help="The same from this field of each line's JSON object.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A header. May be repeated.")
 @click.option("--priority", type=WholeNumber(0, MAX_PRIORITY), help="Priority of the items: from 0, the lowest, to 9. [default: as 4]")
 @click.option("--bundle", metavar="ID", help="Bundle to which the items belong.")
@@ -68,6 +70,8 @@ def produce(
     due: datetime | None,
     item_key: str | None,
     item_key_field: str | None,
+    unique_key: str | None,
+    unique_key_field: str | None,
     bundle: str | None,
     blank_lines: bool,
     **columns: Any,
@@ -82,9 +86,12 @@ def produce(
         if key is not None:
             raise click.UsageError("--after means another time in each run; pass --at with --key")
         due = datetime.now(UTC) + timedelta(milliseconds=parse_duration(after, "after"))
-    if item_key is not None and item_key_field is not None:
-        raise click.UsageError("--item-key and --item-key-field exclude each other")
-    produce_lines(session, queue, items, file, key, columns | {"enqueue_at": due, "key": item_key}, item_key_field, blank_lines, bundle)
+    for option, value, field in (("item-key", item_key, item_key_field), ("unique-key", unique_key, unique_key_field)):
+        if value is not None and field is not None:
+            raise click.UsageError(f"--{option} and --{option}-field exclude each other")
+    columns |= {"enqueue_at": due, "key": item_key, "unique_key": unique_key}
+    fields = {"key": item_key_field, "unique_key": unique_key_field}
+    produce_lines(session, queue, items, file, key, columns, fields, blank_lines, bundle)
 
 
 @click.command()
@@ -193,6 +200,7 @@ _OPTIONAL_COLUMNS: dict[str, Callable[[LeasedItem | BrowsedItem], str | None]] =
     "reference": lambda item: item.reference,
     "key": lambda item: item.key,
     "priority": lambda item: None if item.priority is None else str(item.priority),
+    "unique key": lambda item: item.unique_key,
     "died in": lambda item: (item.headers or {}).get("sluiceway-queue"),
     "reason": lambda item: (item.headers or {}).get("sluiceway-reason"),
 }

@@ -36,16 +36,17 @@ def produce_lines(
     file: str | None,
     key: str | None,
     columns: Mapping[str, Any],
-    item_key_field: str | None,
+    fields: Mapping[str, str | None],
     blank_lines: bool,
     bundle: str | None,
 ) -> None:
     """Produce the items, or the lines of the file or of stdin, and print the result. `columns`: the other values that each item gets.
 
-    `item_key_field`: the field of each line's JSON object that has the item's key. `bundle`: the bundle to which the items belong.
+    `fields`: the members of each line's JSON object that have further ones. `bundle`: the bundle to which the items belong.
     """
     given = {name: value for name, value in columns.items() if value is not None}
-    producer = _Producer(session, queue, key, given, item_key_field, bundle)
+    named = {name: member for name, member in fields.items() if member is not None}
+    producer = _Producer(session, queue, key, given, named, bundle)
     if items and file:
         raise click.UsageError("pass items or --file, not both")
     if file:
@@ -65,9 +66,9 @@ class _Producer:
     """Sends batches, and tells what became of them."""
 
     def __init__(
-        self, session: Session, queue: str, key: str | None, columns: Mapping[str, Any], item_key_field: str | None, bundle: str | None
+        self, session: Session, queue: str, key: str | None, columns: Mapping[str, Any], fields: Mapping[str, str], bundle: str | None
     ) -> None:
-        self._session, self._queue, self._key, self._columns, self._item_key_field = session, queue, key, columns, item_key_field
+        self._session, self._queue, self._key, self._columns, self._fields = session, queue, key, columns, fields
         self._bundle = bundle
         self._blank = 0
 
@@ -81,14 +82,15 @@ class _Producer:
 
     def produce(self, calls: Iterable[list[bytes]]) -> None:
         session, key = self._session, self._key
-        stored = repeated = sent = 0
+        stored = repeated = duplicates = sent = 0
         try:
             for payloads in calls:
                 items = [self._item(payload) for payload in payloads]
                 given = f"{key}/{sent}" if key else None
                 answer = session.client.produce(self._queue, items, idempotency_key=given, bundle=self._bundle)
-                stored, sent = stored + answer.count, sent + 1
-                repeated += answer.count if answer.deduplicated else 0
+                stored, sent = stored + answer.stored, sent + 1
+                duplicates += len(answer.duplicates)
+                repeated += answer.stored if answer.deduplicated else 0
                 if session.as_json:
                     session.print(answer, "")
                 elif session.progress and sent > 1:
@@ -105,31 +107,41 @@ class _Producer:
         before = f" ({repeated:,} stored earlier)" if repeated else ""
         if sent == 0:
             click.echo("Nothing to store", err=True)
-        elif sent == 1:
-            ids = answer.first_id if stored == 1 else f"{answer.first_id} to {answer.ids[-1]}"
-            click.echo(f"Stored {stored:,} in partition {answer.partition}: {ids}{before}")
-        else:
+        elif sent > 1:
             click.echo(f"Stored {stored:,} in {sent:,} calls{before}")
+        elif stored:
+            there = {*answer.duplicates}
+            ids = [each for at, each in enumerate(answer.ids) if at not in there]
+            shown = ids[0] if stored == 1 else f"{ids[0]} to {ids[-1]}"
+            click.echo(f"Stored {stored:,} in partition {ids[0].split('.')[1]}: {shown}{before}")
+        if duplicates:
+            which = f": {answer.ids[answer.duplicates[0]]}" if duplicates == sent == 1 else ""
+            click.echo(f"{counted(duplicates, 'item')} not stored, as there is one with the same unique key{which}")
 
     def _item(self, payload: bytes) -> bytes | Item:
-        if not self._columns and self._item_key_field is None:
+        if not self._columns and not self._fields:
             return payload
         from sluiceway.client import Item
 
-        item = Item(payload, **self._columns)
-        return item if self._item_key_field is None else replace(item, key=_member(payload, self._item_key_field))
+        return replace(Item(payload, **self._columns), **_members(payload, self._fields))
 
 
-def _member(line: bytes, name: str) -> str | None:
-    """The text of that member of a line's JSON object; None: it has none, or null. Raises `invalid_request`."""
+_OPTIONS = {"key": "item-key-field", "unique_key": "unique-key-field"}
+
+
+def _members(line: bytes, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The texts of those members of a line's JSON object; None: it has no such, or null. Raises `invalid_request`."""
     import msgspec
 
-    try:
-        found = msgspec.json.decode(line, type=dict[str, Any]).get(name)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise invalid("item-key-field", f"the line {printable(line, 80)} is not a JSON object") from None
-    if found is not None and not isinstance(found, str):
-        raise invalid("item-key-field", f"{name!r} is not a text in the line {printable(line, 80)}")
+    found: dict[str, str | None] = {}
+    for name, member in fields.items():
+        try:
+            text = msgspec.json.decode(line, type=dict[str, Any]).get(member)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise invalid(_OPTIONS[name], f"the line {printable(line, 80)} is not a JSON object") from None
+        if text is not None and not isinstance(text, str):
+            raise invalid(_OPTIONS[name], f"{member!r} is not a text in the line {printable(line, 80)}")
+        found[name] = text
     return found
 
 

@@ -31,6 +31,7 @@ def explain(session: Session, queue: str, item_id: str) -> None:
     facts = (
         ("item", answer.id),
         ("key", answer.key and printable(answer.key.encode())),
+        ("unique key", answer.unique_key and printable(answer.unique_key.encode())),
         ("state", answer.state),
         ("why", printable(answer.reason.encode(), 1_000)),
         ("ready items ahead", answer.ahead),

@@ -35,6 +35,7 @@ class Item:
 
     `key` names what the item belongs to, such as a customer, in 1 to 256 bytes. It is not an idempotency key.
     `priority` is from 0, the lowest, to 9. An item without one counts as of 4. It matters in a queue with the setting `priority`.
+    In a queue with `unique`, an item is not stored while there is one with its `unique_key` and `key`. `Produced.duplicates` says so.
 
     A payload of text is sent as UTF-8. One that is neither bytes nor text is sent as JSON, with the `encoding` `application/json`: a dict,
     a list, a dataclass, a msgspec struct, a Pydantic model, and whatever else msgspec can encode.
@@ -48,6 +49,7 @@ class Item:
     enqueue_at: datetime | None = None
     key: str | None = None
     priority: int | None = None
+    unique_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +86,15 @@ def wire_item(item: object) -> dict[str, object]:
         item = Item(item)
     payload, encoding = encoded(item.payload, item.encoding, "items")
     fields: dict[str, object] = {"utf8": payload} if isinstance(payload, str) else {"bytes": payload}
-    texts = item.kind is not None or encoding is not None or item.reference is not None or item.key is not None
-    if texts or item.priority is not None or item.headers or item.enqueue_at:
+    texts = (item.kind, encoding, item.reference, item.key, item.unique_key)
+    if item.headers or item.enqueue_at or item.priority is not None or any(text is not None for text in texts):
         fields |= given(
             kind=item.kind,
             encoding=encoding,
             reference=item.reference,
             key=item.key,
             priority=item.priority,
+            unique_key=item.unique_key,
             headers=dict(item.headers) if item.headers else None,
             enqueue_at=time_text(item.enqueue_at, "enqueue_at"),
         )

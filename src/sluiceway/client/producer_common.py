@@ -45,6 +45,7 @@ def checked_item(
     enqueue_at: datetime | None,
     key: str | None,
     priority: int | None,
+    unique_key: str | None,
 ) -> tuple[Item, int]:
     """The item and its size in bytes. Raises `invalid_request` for an item that the server would refuse, before it joins a batch."""
     payload, encoding = encoded(payload, encoding)
@@ -55,16 +56,17 @@ def checked_item(
     for name, text in (("kind", kind), ("encoding", encoding), ("reference", reference)):
         if text is not None:
             size += _measured(name, len(text.encode()), MAX_TEXT_BYTES)
-    if key is not None:
-        if not key:
-            raise invalid("key", "must not be empty; leave it out, or pass None")
-        size += _measured("key", len(key.encode()), MAX_KEY_BYTES)
+    for name, text in (("key", key), ("unique_key", unique_key)):
+        if text is not None:
+            if not text:
+                raise invalid(name, "must not be empty; leave it out, or pass None")
+            size += _measured(name, len(text.encode()), MAX_KEY_BYTES)
     if priority is not None and not 0 <= priority <= MAX_PRIORITY:
         raise invalid("priority", f"{priority} is not between 0 and {MAX_PRIORITY}")
     if headers:
         size += _measured("headers", sum(len(name.encode()) + len(value.encode()) for name, value in headers.items()), MAX_HEADER_BYTES)
     time_text(enqueue_at, "enqueue_at")
-    return Item(data, kind, encoding, reference, headers, enqueue_at, key, priority), size
+    return Item(data, kind, encoding, reference, headers, enqueue_at, key, priority, unique_key), size
 
 
 def _measured(name: str, size: int, most: int) -> int:

@@ -1,6 +1,6 @@
-"""Produce by key: divides a call by its items' keys, where a queue keeps all items of a key in one partition.
+"""Produce by key: divides a call by its items' keys, where a queue keeps all items of a key, or unique key, in one partition.
 
-docs/adr/0053-order-and-fairness-by-key.md has what holds.
+docs/adr/0053-order-and-fairness-by-key.md and 0055-unique-items.md have what holds.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import numpy as np
 
 from sluiceway.core.partition.key_slots import slots_of, slots_of_hashes
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.item_keys import Division, divided, divided_again
+from sluiceway.model.item_keys import KEY, Division, divided, divided_again, divided_by
 from sluiceway.model.queue import MOVING, QueueRecord
-from sluiceway.model.requests import CallPart, Produce, Produced, ProducedByKey
+from sluiceway.model.requests import CallPart, Offsets, Produce, Produced, ProducedByKey
 from sluiceway.model.small_batch import digest
+from sluiceway.model.unique_keys import UNIQUE_KEY, has_unique_keys
 
 Outcome = Produced | BaseException
 
@@ -29,11 +30,24 @@ class DividedError(Exception):
 
 def parts_of(record: QueueRecord, request: Produce) -> list[tuple[Division, Produce]]:
     """The parts of the call, each for one partition, or for none at the moment (MOVING). Within it, the rows of a key follow each other,
-    and so do those of them of one priority, where that matters."""
-    homes = slots_of(record)
+    where keys matter, and so do those of them of one priority, where that matters."""
     whole = b"" if request.key is None else digest(request.batch)
-    parts = divided(request.batch, lambda keys: slots_of_hashes(keys, len(homes)), homes, record.priority is not None)
-    return [(each, replace(request, batch=each.rows, partition=each.place, part=CallPart(whole, each.slots))) for each in parts]
+    return [
+        (each, replace(request, batch=each.rows, partition=each.place, part=CallPart(whole, each.slots)))
+        for each in _divided(record, request)
+    ]
+
+
+def _divided(record: QueueRecord, request: Produce) -> list[Division]:
+    homes, by_priority = slots_of(record), record.priority is not None
+    if record.unique is None or not has_unique_keys(request.batch):
+        return divided(request.batch, lambda keys: slots_of_hashes(keys, len(homes)), homes, by_priority)
+    by: tuple[str, ...] = (KEY, UNIQUE_KEY)
+    slots = np.arange(len(homes))
+    if not record.keeps_keys_together:
+        # The rows of a partition keep the order of the call, as if all were of the first slot there. Such a queue has no rebalances.
+        by, slots = (UNIQUE_KEY,), np.array([homes.index(home) for home in homes])
+    return divided_by(by, request.batch, lambda keys: slots[slots_of_hashes(keys, len(homes))], homes, record.goes_by_keys, by_priority)
 
 
 def parts_again(record: QueueRecord, division: Division, part: Produce) -> list[tuple[Division, Produce]]:
@@ -65,19 +79,34 @@ def together(parts: Sequence[Division], outcomes: Sequence[Outcome], request: Pr
     done = [each for each in outcomes if isinstance(each, Produced)]
     count = request.batch.num_rows
     offsets, partitions = np.empty(count, np.int64), np.empty(count, np.int64)
+    duplicates: list[tuple[int, int]] = []
     for part, stored in zip(parts, done, strict=True):
-        runs = stored.runs or (stored[:3],)
-        offsets[part.numbers] = np.concatenate([np.arange(first, first + rows) for _, first, rows in runs])
-        partitions[part.numbers] = np.repeat([partition for partition, _, _ in runs], [rows for *_, rows in runs])
-    answer = Produced(int(partitions[0]), int(offsets[0]), count, all(each.deduplicated for each in done))
+        offsets[part.numbers], partitions[part.numbers] = _places_of(stored)
+        duplicates += [(int(part.numbers[row]), offset) for row, offset in stored.duplicates]
+    deduplicated = all(each.deduplicated for each in done)
+    answer = Produced(int(partitions[0]), int(offsets[0]), count, deduplicated, duplicates=tuple(sorted(duplicates)))
     together = bool((partitions == answer.partition).all())
-    if together and (np.diff(offsets) == 1).all():
+    if together and not duplicates and (np.diff(offsets) == 1).all():
         return answer
     divided = ProducedByKey(*answer)
     divided.offsets = offsets.tolist()
     if not together:
         divided.partitions = partitions.tolist()
     return divided
+
+
+def _places_of(stored: Produced) -> tuple[Offsets, Offsets]:
+    """The offset and the partition of each row of a part, where all but its duplicates lie together in runs."""
+    runs = stored.runs or (stored[:3],)
+    rows = [rows for *_, rows in runs]
+    is_stored = np.ones(stored.items, np.int64)
+    left_out = [row for row, _ in stored.duplicates]
+    is_stored[left_out] = 0
+    before = np.cumsum(is_stored) - is_stored
+    begins = np.cumsum([0, *rows[:-1]])
+    offsets = before + np.repeat([first - before[begin] for (_, first, _), begin in zip(runs, begins, strict=True)], rows)
+    offsets[left_out] = [offset for _, offset in stored.duplicates]
+    return offsets, np.repeat([partition for partition, _, _ in runs], rows)
 
 
 def _error(errors: Sequence[BaseException], parts: int, request: Produce) -> BaseException:

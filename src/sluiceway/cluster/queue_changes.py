@@ -28,7 +28,7 @@ from sluiceway.local.queue_catalog import QUEUE, Catalog
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import RemainingItems
-from sluiceway.model.queue import KEEPING, PartitionRecord, QueueRecord
+from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import QueuePatch, QueueSpec
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
@@ -211,11 +211,13 @@ class QueueChanges:
             raise invalid("lease_timeout", "longer than max_lease_timeout")
         if changed.dead_queue is not None and changed.dead_queue != record.dead_queue:
             self._check_dead_queue(queue_name, changed.dead_queue)
-        field = next((name for name in KEEPING if getattr(changed, name)), KEEPING[0])
-        _check_keys(changed, {each.dead_queue for each in self._catalog}, field)
+        if changed.placing is not None:
+            _check_keys(changed, {each.dead_queue for each in self._catalog}, changed.placing)
+            if record.rebalance is not None and (record.placing is None or (changed.unique is not None and record.unique is None)):
+                field = changed.placing if record.placing is None else "unique"
+                detail = f"a rebalance of {queue_name!r} is open, which would not keep its keys together"
+                raise SluicewayError("rebalance_open", detail, field)
         _check_priority(changed, next((name for name in _WITH_PRIORITY if name in patch.settings), "priority"))
-        if changed.keeps_keys_together and not record.keeps_keys_together and record.rebalance is not None:
-            raise SluicewayError("rebalance_open", f"a rebalance of {queue_name!r} is open, which would not keep its keys together", field)
         entry = self._audit.entry(action, by, queue_name, changes(record, changed))
         return changed, await self._catalog.put(changed, dict([entry]), self._limiting(record, changed))
 
@@ -376,8 +378,8 @@ class QueueChanges:
 
 def _check_keys(record: QueueRecord, dead_queues: Collection[str | None], field: str) -> None:
     """A transfer to a dead queue may be taken back, which only one partition can answer."""
-    if record.keeps_keys_together and record.queue_name in dead_queues:
-        raise invalid(field, f"{record.queue_name!r} is a dead queue, so it cannot have `order`, `key_concurrency` or `key_rate`")
+    if record.placing is not None and record.queue_name in dead_queues:
+        raise invalid(field, f"{record.queue_name!r} is a dead queue, so it cannot have `order`, `key_concurrency`, `key_rate` or `unique`")
 
 
 def _check_priority(settings: QueueSettings, field: str) -> None:

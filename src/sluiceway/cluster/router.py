@@ -81,6 +81,7 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
+from sluiceway.model.unique_keys import has_unique_keys, unique_rows
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
 
 log = logging.getLogger(__name__)
@@ -268,13 +269,21 @@ class Router:
 
     async def produce(self, record: QueueRecord, request: Produce) -> Produced:
         share = self.share(record)
+        if request.part is not None or request.lives:
+            return await self._produce_whole(record, share, request)
         # First what costs least: most items have no key.
         by_key = has_keys(request.batch) and share.record.goes_by_keys
         by_priority = has_priorities(request.batch) and share.record.priority is not None
-        if request.part is not None or request.lives or not (by_key or by_priority):
-            return await self._produce_whole(record, share, request)
-        if by_key and share.record.keeps_keys_together:
+        unique = has_unique_keys(request.batch)
+        if unique and share.record.unique is None:
+            unique = False
+            # Dead items keep their unique keys on their way to a dead queue.
+            if request.key is None or not request.key.is_system:
+                raise _not_unique(share.record, request)
+        if unique or (by_key and share.record.keeps_keys_together):
             return await self._produce_by_key(record, share, request)
+        if not (by_key or by_priority):
+            return await self._produce_whole(record, share, request)
         whole = in_runs(request.batch, by_key, by_priority)
         return produce_by_key.together([whole], [await self._produce_whole(record, share, replace(request, batch=whole.rows))], request)
 
@@ -630,6 +639,13 @@ class Router:
             except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
                 raise plain(error) from error
         return batches
+
+
+def _not_unique(record: QueueRecord, request: Produce) -> SluicewayError:
+    """Error for items with unique keys in a queue that would not look at them."""
+    row = unique_rows(request.batch).rows[0]
+    detail = f"queue {record.queue_name!r} keeps no items unique; set its `unique` to until_settled or while_waiting first"
+    return invalid(f"items[{row}].unique_key", detail)
 
 
 def no_partition(record: QueueRecord, number: int) -> SluicewayError:

@@ -29,20 +29,31 @@ BrowseState = Literal["ready", "leased", "scheduled"]
 
 
 class Produced(Answer, frozen=True, kw_only=True):
-    """The items are stored durably, in one partition unless the queue keeps keys together."""
+    """The items are stored durably, in one partition unless the queue keeps keys together; but for `duplicates`."""
 
     queue_name: QueueName
     partition: Annotated[int, about("Partition of the first item.")]
     first_id: Annotated[ItemIdText, about("Id of the first item. Without `offsets`, those of the others follow without a gap.")]
-    count: Annotated[int, about("Number of items.")]
+    count: Annotated[int, about("Number of items in the call.")]
     deduplicated: Annotated[bool, about("Whether an earlier call with the same key stored them.")] = False
     offsets: Annotated[
         list[int] | None,
-        about("Of each item, in the order of the call, where the queue sorted or divided it by key: the end of its id."),
+        about("Of each item, in the order of the call, where the queue sorted or divided it by key, or has duplicates: the end of its id."),
     ] = None
     partitions: Annotated[
         list[int] | None, about("Of each item, in the order of the call, where they are not all in one: the middle of its id.")
     ] = None
+    duplicates: Annotated[
+        list[int],
+        about(
+            "Indexes of the items that were not stored, since there is an item with their `unique_key`: `offsets` has that of its first id."
+        ),
+    ] = []
+
+    @property
+    def stored(self) -> int:
+        """Number of items that were stored, by this call or an earlier one with the same idempotency key."""
+        return self.count - len(self.duplicates)
 
     @property
     def ids(self) -> list[str]:
@@ -80,6 +91,7 @@ class LeasedItem(Answer, frozen=True):
     reference: str | None = None
     key: str | None = None
     priority: int | None = None
+    unique_key: str | None = None
     headers: dict[str, str] | None = None
     payload: bytes = msgspec.field(name="bytes", default=b"")
 
@@ -241,6 +253,7 @@ class BrowsedItem(Answer, frozen=True):
     reference: str | None = None
     key: str | None = None
     priority: int | None = None
+    unique_key: str | None = None
     headers: dict[str, str] | None = None
     payload: bytes | None = msgspec.field(name="bytes", default=None)
 
@@ -340,6 +353,7 @@ class Explanation(Answer, frozen=True, kw_only=True, omit_defaults=True):
     lease_deadline: Time | None = None
     failures: Annotated[list[FailedAttempt], about("The latest failed attempts, newest last.")] = []
     key: Annotated[str | None, about("The item's key.")] = None
+    unique_key: Annotated[str | None, about("The item's unique key.")] = None
 
 
 class PartitionExplanation(Answer, frozen=True, kw_only=True):

@@ -137,6 +137,7 @@ def read_key_weights(text: str) -> dict[str, int]:
 # -- how a setting is written -----------------------------------------------------------------------------------------
 
 Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "word", "key rate", "key weights", "text"]
+Unique = Literal["until_settled", "while_waiting"]
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ _WEIGHTS: Final = Form(
 _BY_KEY: Final = Form("word", Literal["key"], lambda value, _: value)
 _BLOCK: Final = Form("word", Literal["block"], lambda value, _: value)
 _STRICT: Final = Form("word", Literal["strict"], lambda value, _: value)
+_UNIQUE: Final = Form("word", Unique, lambda value, _: value)
 _TEXT: Final = Form("text", ShortText, check_text)
 
 
@@ -371,6 +373,15 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     key_rate: Annotated[
         KeyRate | None, _setting("Rate of a key", "Items of a key that may be leased in a second, and at once.", _RATE, unset="no limit")
     ] = None
+    unique: Annotated[
+        Unique | None,
+        _setting(
+            "Unique items",
+            "An item is not stored while there is one with its unique key: until_settled, or while_waiting and not leased.",
+            _UNIQUE,
+            unset="none, no item may have a unique key",
+        ),
+    ] = None
     reference: Annotated[str, _setting("Reference", "Free text, 2,048 bytes at most.", _TEXT, unset="none")] = ""
 
     def settings(self) -> dict[str, Any]:
@@ -432,6 +443,7 @@ class Settings(TypedDict, total=False):
     key_weights: dict[str, int] | None
     key_concurrency: int | None
     key_rate: KeyRate | None
+    unique: Unique | None
     reference: str | None
 
 
@@ -476,6 +488,7 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     key_weights: dict[str, int] | None = None
     key_concurrency: int = 0
     key_rate: KeyRate | None = None
+    unique: Unique | None = None
     reference: str = ""
     paused: Annotated[list[Annotated[str, one_of(Verb)]], about("The verbs that are paused.")] = []
     requested_partitions: Annotated[int, about("Number of partitions, without draining ones.")]

@@ -56,6 +56,7 @@ class PartitionStats(Answer, frozen=True, kw_only=True):
     redriven: Annotated[int, _counter("Items sent back out of a dead queue.")] = 0
     moved: Annotated[int, _counter("Items that a rebalance moved to other partitions of the queue.")] = 0
     moved_in: Annotated[int, _counter("Items that a rebalance moved here from other partitions of the queue.")] = 0
+    duplicates: Annotated[int, _counter("Items that were not stored, since their unique key was taken.")] = 0
     keys_waiting: Annotated[int, about("Keys with ready items; 0 in a queue without `order`, `fair` and `key_concurrency`.")] = 0
     keys_blocked: Annotated[int, about("Those of them of which no item can be leased now.")] = 0
     keys_limited: Annotated[int, about("Keys with as many leased items as `key_concurrency` allows.")] = 0

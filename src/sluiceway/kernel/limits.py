@@ -45,7 +45,7 @@ MAX_TEXT_BYTES = 2_048
 """`kind`, `encoding`, `reference`, reasons, client ids, idempotency keys. Querator's clients send references of up to 2,000."""
 
 MAX_KEY_BYTES = 256
-"""The key of an item. Short, since it is the name of what the item belongs to, such as a customer."""
+"""The key of an item, and its unique key. Short, since they are names, such as that of a customer."""
 
 MAX_PRIORITY = 9
 """Of an item; the lowest is 0. As in Java Message Service."""

@@ -31,6 +31,7 @@ from sluiceway.model.leased_items import Slice, present, served, take_rows, with
 from sluiceway.model.peers import Explain, KeyCount, RemainingItems, ShareKeys, ShareReasons
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Explanation, Failure, LeaseInfo, Peek
+from sluiceway.model.unique_keys import UNIQUE_KEY
 
 _READ_AT_ONCE: Final = 8
 """Blobs of a partition that are read at once for their keys: bounds what is in memory."""
@@ -96,17 +97,17 @@ async def explain(driver: QueueDriver, request: Explain) -> Explanation:
     found = _explain(driver, request)
     if found.state in ("ready", "leased", "scheduled"):
         stored = await _stored(driver, request, found.state == "scheduled")
-        found.key = stored.get(KEY)
+        found.key, found.unique_key = stored.get(KEY), stored.get(UNIQUE_KEY)
         found.failures = [*_before_death(stored.get("headers")), *found.failures]
     return found
 
 
 async def _stored(driver: QueueDriver, request: Explain, scheduled: bool) -> dict[str, Any]:
-    """The item's key and headers, if it has any and can be read."""
+    """The item's keys and headers, if it has any and can be read."""
     with contextlib.suppress(SluicewayError):
         for batch, _ in (await list_items(driver, ListItems(request.partition, request.offset, 1, scheduled))).rows:
             if batch.column("offset")[0].as_py() == request.offset:
-                return {name: batch.column(name)[0].as_py() for name in (KEY, "headers") if name in batch.schema.names}
+                return {name: batch.column(name)[0].as_py() for name in (KEY, UNIQUE_KEY, "headers") if name in batch.schema.names}
     return {}
 
 

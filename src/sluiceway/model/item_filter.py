@@ -32,6 +32,7 @@ class ItemFilter:
     kind: str | None = None
     reference: str | None = None
     key: str | None = None
+    unique_key: str | None = None
     headers: Mapping[str, str | None] = field(default_factory=dict)
     contains: bytes | None = None
     reason: str | None = None
@@ -42,6 +43,7 @@ class ItemFilter:
             "kind": self.kind is not None,
             "reference": self.reference is not None,
             "key": self.key is not None,
+            "unique_key": self.unique_key is not None,
             "headers": bool(self.headers) or self.reason is not None,
             PAYLOAD.name: self.contains is not None,
         }
@@ -54,7 +56,8 @@ class ItemFilter:
     def matches(self, rows: pa.RecordBatch) -> pa.Array:
         """For each row, whether it matches, but for `item`. The rows have `columns()`, which are some."""
         tests: list[pa.Array] = []
-        for name, text in (("kind", self.kind), ("reference", self.reference), ("key", self.key)):
+        texts = {"kind": self.kind, "reference": self.reference, "key": self.key, "unique_key": self.unique_key}
+        for name, text in texts.items():
             if text is not None:
                 tests.append(pc.equal(rows.column(name), text))
         for name, value in self.headers.items():

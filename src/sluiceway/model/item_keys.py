@@ -27,6 +27,7 @@ PRIORITY = "priority"
 DEFAULT_PRIORITY = 4
 """Of an item that has none, as in Java Message Service."""
 MAX_HASH = (1 << 64) - 1
+_NO_SLOT = -1
 
 
 class Runs(NamedTuple):
@@ -95,25 +96,48 @@ class Division(NamedTuple):
 
 def divided(rows: Rows, slots_of: Callable[[Hashes], Offsets], places: Sequence[int], by_priority: bool = False) -> list[Division]:
     """Divide rows by the places of their keys' slots, which `slots_of` finds. Rows without a key go with the first that has one."""
-    keys, codes = _coded(rows)
+    keys, codes = _coded(rows, KEY)
     of_key, places_of_keys = _slots_of(keys, slots_of, places)
     ranks = np.empty(len(keys), np.int64)
     ranks[np.lexsort((of_key, places_of_keys))] = np.arange(len(keys))
-    order = np.lexsort((*_falling(rows, by_priority), ranks[codes]))
-    of_row, place_of_row = of_key[codes[order]], places_of_keys[codes[order]]
-    edges = [0, *(np.flatnonzero(np.diff(place_of_row)) + 1).tolist(), len(order)]
+    return _cut(rows, np.lexsort((*_falling(rows, by_priority), ranks[codes])), of_key[codes], places_of_keys[codes])
+
+
+def divided_by(
+    by: Sequence[str], rows: Rows, slots_of: Callable[[Hashes], Offsets], places: Sequence[int], by_key: bool, by_priority: bool
+) -> list[Division]:
+    """The same by the first of the columns `by` in which each row has a text. `by_key`: the rows of a slot are sorted by key."""
+    slots = np.full(rows.num_rows, _NO_SLOT)
+    for texts, codes in (_coded(rows, name) for name in by):
+        hashes = _hashes(texts)
+        of_text = np.where(hashes == NO_KEY, _NO_SLOT, slots_of(hashes))
+        slots = np.where(slots == _NO_SLOT, of_text[codes], slots)
+    slots[slots == _NO_SLOT] = slots[np.argmax(slots != _NO_SLOT)]
+    of_row = np.array(places)[slots]
+    keys = [_coded(rows, KEY)[1]] if by_key else []
+    return _cut(rows, np.lexsort((*_falling(rows, by_priority), *keys, slots, of_row)), slots, of_row)
+
+
+def _cut(rows: Rows, order: Offsets, slots: Offsets, places: Offsets) -> list[Division]:
+    """The rows in that order, which is by place, then by slot. `slots` and `places` are those of each row, before it is sorted."""
+    slots, places = slots[order], places[order]
+    edges = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(order)]
     return [
-        Division(int(place_of_row[begin]), _chosen(rows, order[begin:end]), order[begin:end], _runs_of(of_row[begin:end]))
+        Division(int(places[begin]), _chosen(rows, order[begin:end]), order[begin:end], _runs_of(slots[begin:end]))
         for begin, end in pairwise(edges)
     ]
 
 
 def _slots_of(keys: Sequence[str | None], slots_of: Callable[[Hashes], Offsets], places: Sequence[int]) -> tuple[Offsets, Offsets]:
     """The slot of each key, and its place."""
-    hashes = np.array([NO_KEY if key is None else hash_of(key) for key in keys], np.uint64)
+    hashes = _hashes(keys)
     slots = slots_of(hashes)
     slots[hashes == NO_KEY] = slots[np.flatnonzero(hashes != NO_KEY)[0]]
     return slots, np.array(places)[slots]
+
+
+def _hashes(texts: Sequence[str | None]) -> Hashes:
+    return np.array([NO_KEY if text is None else hash_of(text) for text in texts], np.uint64)
 
 
 def divided_again(part: Division, places: Sequence[int]) -> list[Division]:
@@ -140,7 +164,7 @@ def _runs_of(slots: Offsets) -> tuple[tuple[int, int], ...]:
 
 def in_runs(rows: Rows, by_key: bool, by_priority: bool) -> Division:
     """All rows at one place, sorted by what matters of the two, of which any row has one."""
-    order = np.lexsort((*_falling(rows, by_priority), *([_coded(rows)[1]] if by_key else ())))
+    order = np.lexsort((*_falling(rows, by_priority), *([_coded(rows, KEY)[1]] if by_key else ())))
     return Division(0, _chosen(rows, order), order, ())
 
 
@@ -153,13 +177,15 @@ def _falling(rows: Rows, by_priority: bool) -> list[Offsets]:
     return [-rows.column(PRIORITY).fill_null(DEFAULT_PRIORITY).to_numpy()]
 
 
-def _coded(rows: Rows) -> tuple[list[str | None], Offsets]:
-    """The distinct keys in order of their first row, and for each row the index of its key."""
+def _coded(rows: Rows, name: str) -> tuple[list[str | None], Offsets]:
+    """The distinct texts of that column in order of their first row, and for each row the index of its text."""
     if isinstance(rows, SmallBatch):
         ranks: dict[str | None, int] = {}
-        codes = [ranks.setdefault(key, len(ranks)) for key in rows.others[KEY]]
+        codes = [ranks.setdefault(text, len(ranks)) for text in rows.others.get(name, [None] * rows.num_rows)]
         return list(ranks), np.array(codes)
-    encoded = pc.dictionary_encode(rows.column(KEY), null_encoding="encode")
+    if name not in rows.schema.names:
+        return [None], np.zeros(rows.num_rows, np.int64)
+    encoded = pc.dictionary_encode(rows.column(name), null_encoding="encode")
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
 

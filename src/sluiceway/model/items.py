@@ -29,6 +29,7 @@ OPTIONAL = (
     pa.field("origin", pa.utf8()),
     pa.field("key", pa.utf8()),
     pa.field("priority", pa.int8()),
+    pa.field("unique_key", pa.utf8()),
 )
 """Stored columns beside `payload`. `origin` is set on items that came from another partition. The order is on disk: append only."""
 
@@ -36,7 +37,7 @@ ENQUEUE_AT = pa.field("enqueue_at", TIME)
 TRACEPARENT = "traceparent"
 """Header with the W3C Trace Context of the span that produced the item."""
 
-PRODUCED = ("kind", "encoding", "reference", "headers", "key", "priority")
+PRODUCED = ("kind", "encoding", "reference", "headers", "key", "priority", "unique_key")
 """Optional columns that a producer may send; in addition `enqueue_at`, which is not stored but sets the due time."""
 
 
@@ -103,7 +104,7 @@ def with_traceparent(batch: pa.RecordBatch, traceparent: str) -> pa.RecordBatch:
     one_each = pa.array(np.arange(count + 1, dtype=np.int32))
     column = pa.MapArray.from_arrays(one_each, pa.repeat(pa.scalar(TRACEPARENT), count), pa.repeat(pa.scalar(traceparent), count))
     names = batch.schema.names
-    at = next((names.index(name) for name in ("origin", "key", "priority", ENQUEUE_AT.name) if name in names), len(names))
+    at = next((names.index(name) for name in ("origin", "key", "priority", "unique_key", ENQUEUE_AT.name) if name in names), len(names))
     return batch.add_column(at, pa.field("headers", HEADERS), column)
 
 
@@ -168,11 +169,13 @@ def check_sizes(batch: pa.RecordBatch) -> None:
         ("encoding", MAX_TEXT_BYTES),
         ("reference", MAX_TEXT_BYTES),
         ("key", MAX_KEY_BYTES),
+        ("unique_key", MAX_KEY_BYTES),
     ):
         if name in batch.schema.names:
             _check_lengths(batch.column(name), name, limit)
-    if "key" in batch.schema.names:
-        _check_not_empty(batch.column("key"), "key")
+    for name in ("key", "unique_key"):
+        if name in batch.schema.names:
+            _check_not_empty(batch.column(name), name)
     if "headers" in batch.schema.names:
         headers = batch.column("headers")
         if headers.null_count < len(headers) and headers.get_total_buffer_size() > MAX_HEADER_BYTES:

@@ -60,6 +60,11 @@ class QueueRecord(QueueSettings, frozen=True):
         """Whether all items of a key are in one partition, since they are in order, or limited."""
         return any(getattr(self, name) for name in KEEPING)
 
+    @property
+    def placing(self) -> str | None:
+        """The setting for which only one partition can take an item; None: any may."""
+        return next((name for name in PLACING if getattr(self, name)), None)
+
     def partition(self, number: int) -> PartitionRecord | None:
         """Return the partition of that number; None if it does not exist."""
         return next((each for each in self.partitions if each.partition == number), None)
@@ -71,6 +76,7 @@ class QueueRecord(QueueSettings, frozen=True):
 
 KEEPING = ("order", "key_concurrency", "key_rate")
 """Settings for which all items of a key must be in one partition."""
+PLACING = (*KEEPING, "unique")
 MOVING = -1
 """In place of a slot's home: no partition takes its keys at the moment."""
 

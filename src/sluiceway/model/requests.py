@@ -103,8 +103,13 @@ class Produce:
     bundle: str | None = None
 
 
+Duplicates = tuple[tuple[int, int], ...]
+"""Rows of a produce, in order, each with an offset."""
+
+
 class Produced(NamedTuple):
-    """The items have the dense offsets `first_offset … first_offset + items - 1` of `partition`.
+    """The items have the dense offsets `first_offset … first_offset + items - 1` of `partition`, but for `duplicates`: rows that were not
+    stored, since their unique key is taken, each with the offset that the item which has it was given first. They count as `items`, too.
 
     `runs`: of a part that was stored in pieces, as (partition, first offset, items) of each, in order.
     """
@@ -114,11 +119,13 @@ class Produced(NamedTuple):
     items: int
     deduplicated: bool
     runs: tuple[tuple[int, int, int], ...] = ()
+    duplicates: Duplicates = ()
 
 
 class ProducedByKey(Produced):
     """The same of a call that was divided by its items' keys: these are the first item's partition and offset. `offsets` and `partitions`:
-    those of each item, in the order of the call; `partitions` None: all are in that of the first."""
+    those of each item, in the order of the call, or for duplicates of the items that have their unique keys; `partitions` None: all are in
+    that of the first."""
 
     offsets: list[int]
     partitions: list[int] | None = None
@@ -441,6 +448,7 @@ class Explanation:
     failures: Sequence[Failure] = ()
     key: str | None = None
     """The item's key, if it has one and the item is still here."""
+    unique_key: str | None = None
 
 
 class QueueSpec(QueueSettings, frozen=True):

@@ -475,7 +475,8 @@ def redrive(
 ) -> int:
     """Move the items of the dead queue QUEUE that match a condition back to their source queues.
 
-    The condition may use id, origin, source, reason, attempts, enqueued_at, kind, encoding, reference, key, priority, headers and payload.
+    The condition may use id, origin, source, reason, attempts, enqueued_at, kind, encoding, reference, key, priority, unique_key, headers
+    and payload.
     """
     if not dry_run and checkpoint is None:
         raise click.UsageError("pass --checkpoint DIR, or --dry-run")

@@ -27,7 +27,8 @@ _SHOWN = 64 << 10
 _MOST_BYTES = 64 << 20
 """Maximum bytes of a task's bad items: they are kept in memory until its good rows are written."""
 
-_TEXTS = {"kind": MAX_TEXT_BYTES, "encoding": MAX_TEXT_BYTES, "reference": MAX_TEXT_BYTES, "key": MAX_KEY_BYTES}
+_KEYS = ("key", "unique_key")
+_TEXTS = {"kind": MAX_TEXT_BYTES, "encoding": MAX_TEXT_BYTES, "reference": MAX_TEXT_BYTES} | dict.fromkeys(_KEYS, MAX_KEY_BYTES)
 """Short texts of an item, and the maximum bytes of each."""
 
 
@@ -68,8 +69,11 @@ class Sieve:
         found += [
             (f"{name}: longer than {most:,} bytes", _longer(batch.column(name), most)) for name, most in _TEXTS.items() if name in names
         ]
-        if "key" in names:
-            found.append(("key: empty; a row without a key has null", pc.equal(batch.column("key"), "").fill_null(False)))
+        found += [
+            (f"{name}: empty; a row without one has null", pc.equal(batch.column(name), "").fill_null(False))
+            for name in _KEYS
+            if name in names
+        ]
         if "priority" in names:
             given = batch.column("priority").cast(pa.int64())
             wrong = pc.or_(pc.less(given, 0), pc.greater(given, MAX_PRIORITY)).fill_null(False)
@@ -111,8 +115,9 @@ class Sieve:
         payload = row[self._body] or b""
         data = payload.encode() if isinstance(payload, str) else bytes(payload)
         texts = {name: str(row[name])[: most // 4] for name, most in _TEXTS.items() if row.get(name) is not None}
-        if not texts.get("key"):
-            texts.pop("key", None)
+        texts = {name: text for name, text in texts.items() if text or name not in _KEYS}
+        # The queue for bad rows takes each row, and need not keep items unique.
+        texts.pop("unique_key", None)
         told = [(REASON, reason), (ROW, place)]
         headers = [(name, value) for name, value in row.get("headers") or () if name not in (REASON, ROW)] + told
         if any(value is None for _, value in headers) or _size(headers) > MAX_HEADER_BYTES:

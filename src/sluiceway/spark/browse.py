@@ -38,7 +38,7 @@ BROWSED = StructType(
         StructField("expire_deadline", TimestampType()),
         StructField("lease_id", StringType()),
         StructField("lease_deadline", TimestampType()),
-        *(LEASED[name] for name in ("kind", "encoding", "reference", "key", "priority", "headers", "payload")),
+        *(LEASED[name] for name in ("kind", "encoding", "reference", "key", "priority", "unique_key", "headers", "payload")),
     ]
 )
 

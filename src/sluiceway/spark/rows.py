@@ -33,13 +33,22 @@ SCHEMA = StructType(
         StructField("reference", StringType()),
         StructField("key", StringType()),
         StructField("priority", IntegerType()),
+        StructField("unique_key", StringType()),
         StructField("headers", MapType(StringType(), StringType())),
         StructField("payload", BinaryType(), False),
         StructField("lease_id", StringType(), False),
     ]
 )
 
-OPTIONAL = {"kind": pa.utf8(), "encoding": pa.utf8(), "reference": pa.utf8(), "key": pa.utf8(), "priority": pa.int8(), "headers": HEADERS}
+OPTIONAL = {
+    "kind": pa.utf8(),
+    "encoding": pa.utf8(),
+    "reference": pa.utf8(),
+    "key": pa.utf8(),
+    "priority": pa.int8(),
+    "unique_key": pa.utf8(),
+    "headers": HEADERS,
+}
 
 
 def to_rows(batch: pa.RecordBatch, queue: str, lease_id: str, schema: pa.Schema) -> pa.RecordBatch:

@@ -44,6 +44,7 @@ _COLUMNS: dict[str, DataType] = {
     "reference": _TEXT,
     "key": _TEXT,
     "priority": IntegerType(),
+    "unique_key": _TEXT,
     "headers": MapType(_TEXT, _TEXT),
     "enqueue_at": TimestampType(),
 }

@@ -123,6 +123,7 @@ def produced(record: QueueRecord, answer: Produced) -> bytes:
             deduplicated=answer.deduplicated,
             offsets=None if divided is None else divided.offsets,
             partitions=None if divided is None else divided.partitions,
+            duplicates=[row for row, _ in answer.duplicates],
         )
     )
 
@@ -190,7 +191,7 @@ def _served(incarnation: str, served: Served, deadlines: _Deadlines) -> Iterable
     absent = [None] * few.num_rows
     others = (few.others.get(field.name, absent) for field in OPTIONAL)
     rows = zip(piece.offsets.tolist(), (piece.rows + piece.blob).tolist(), few.payloads, *others, strict=True)
-    for offset, first, payload, kind, encoding, reference, headers, origin, key, priority in rows:
+    for offset, first, payload, kind, encoding, reference, headers, origin, key, priority, unique_key in rows:
         yield items.LeasedItem(
             f"{place}.{offset}",
             origin or f"{place}.{first}",
@@ -204,6 +205,7 @@ def _served(incarnation: str, served: Served, deadlines: _Deadlines) -> Iterable
             reference,
             key,
             priority,
+            unique_key,
             headers,
             payload,
         )
@@ -241,6 +243,7 @@ def _rows(incarnation: str, batch: pa.RecordBatch, deadlines: _Deadlines) -> Ite
         column("reference"),
         column("key"),
         column("priority"),
+        column("unique_key"),
         [None if headers is None else dict(headers) for headers in column("headers")],
         column("payload"),
     )
@@ -303,6 +306,7 @@ def explained(item: ItemId, answer: Explanation) -> bytes:
             lease_deadline=time_field(answer.lease_deadline),
             failures=[each.shown() for each in answer.failures],
             key=answer.key,
+            unique_key=answer.unique_key,
         )
     )
 

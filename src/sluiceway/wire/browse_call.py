@@ -114,10 +114,24 @@ def items_of(record: QueueRecord, batch: pa.RecordBatch, standing: Standing, pay
         column("origin"),
         batch.column("attempts").to_pylist(),
         batch.column("enqueued_at").cast(pa.int64()).to_pylist(),
-        *(column(name) for name in ("kind", "encoding", "reference", "key", "priority", "headers", "payload")),
+        *(column(name) for name in ("kind", "encoding", "reference", "key", "priority", "unique_key", "headers", "payload")),
         strict=True,
     )
-    for offset, origin_offset, origin, attempts, enqueued_at, kind, encoding, reference, key, priority, headers, content in rows:
+    for (
+        offset,
+        origin_offset,
+        origin,
+        attempts,
+        enqueued_at,
+        kind,
+        encoding,
+        reference,
+        key,
+        priority,
+        unique_key,
+        headers,
+        content,
+    ) in rows:
         yield BrowsedItem(
             state,
             str(ItemId(*place, offset)),
@@ -134,6 +148,7 @@ def items_of(record: QueueRecord, batch: pa.RecordBatch, standing: Standing, pay
             reference,
             key,
             priority,
+            unique_key,
             None if headers is None else dict(headers),
             content if payload else None,
         )

@@ -19,7 +19,7 @@ from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_PAGE, MAX_PAYLOAD_BYTES
 from sluiceway.model import inspection
 from sluiceway.model.inspection import DeleteItems, ListItems, MoveItems, RunNow, Standing
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import DONE, Offsets, Produce, Produced
+from sluiceway.model.requests import DONE, Offsets, Produce, Produced, ProducedByKey
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, given_queue, request_timeout
 from sluiceway.wire.item_limits import check_batch, check_count
 from sluiceway.wire.json_items import Item, batch_of, refuse_many_objects
@@ -45,6 +45,7 @@ class ListedItem(Shape):
     reference: str | None
     key: str | None
     priority: int | None
+    unique_key: str | None
     headers: dict[str, str] | None
     payload: bytes
 
@@ -57,9 +58,9 @@ class ListedItems(Shape):
 
 
 class Imported(msgspec.Struct):
-    """The answer of `storage/items.import` before it becomes protobuf: the imported items that are still stored, by offset."""
+    """The answer of `storage/items.import` before it becomes protobuf: the ids of all items, and the items that are still stored."""
 
-    first_id: str
+    ids: list[str]
     items: list[ListedItem]
 
 
@@ -89,6 +90,7 @@ class ImportItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fa
     reference: ShortText | None = None
     key: ItemKey | None = None
     priority: Priority | None = None
+    unique_key: ItemKey | None = None
     headers: dict[str, str] | None = None
     enqueue_at: TimeText | None = None
     id: str | None = None
@@ -103,7 +105,7 @@ class ImportItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fa
 
     def item(self) -> Item:
         texts = self.kind, self.encoding, self.reference, self.key
-        return Item(self.payload, None, *texts, self.priority, self.headers, self.enqueue_at)
+        return Item(self.payload, None, *texts, self.priority, self.unique_key, self.headers, self.enqueue_at)
 
 
 class ImportCall(Call):
@@ -194,8 +196,10 @@ def listed(record: QueueRecord, partition: int, page: inspection.ItemsPage) -> b
 def imported(record: QueueRecord, produced: Produced, page: inspection.ItemsPage) -> bytes:
     """`Imported` as JSON. `page` has the imported items that are still stored."""
     items = [item for batch, standing in page.rows for item in _items(record, batch, standing)]
-    first_id = ItemId(record.incarnation, produced.partition, produced.first_offset)
-    return msgspec.json.encode(Imported(str(first_id), items))
+    places = [(produced.partition, produced.first_offset + at) for at in range(produced.items)]
+    if isinstance(produced, ProducedByKey):
+        places = [*produced.places]
+    return msgspec.json.encode(Imported([str(ItemId(record.incarnation, *place)) for place in places], items))
 
 
 def deleted(answer: inspection.Deleted) -> bytes:
@@ -239,6 +243,7 @@ def _items(record: QueueRecord, batch: pa.RecordBatch, standing: Standing) -> It
             row.get("reference"),
             row.get("key"),
             row.get("priority"),
+            row.get("unique_key"),
             None if headers is None else dict(headers),
             row["payload"],
         )

@@ -102,11 +102,13 @@ class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     reference: ShortText | None = None
     key: ItemKey | None = None
     priority: Priority | None = None
+    unique_key: ItemKey | None = None
     headers: dict[str, str] | None = None
     enqueue_at: TimeText | None = None
 
 
-_TEXTS = [(name, attrgetter(name)) for name in ("kind", "encoding", "reference", "key")]
+_TEXTS = [(name, attrgetter(name)) for name in ("kind", "encoding", "reference", "key", "unique_key")]
+_KEYS = ("key", "unique_key")
 _PRIORITY = attrgetter("priority")
 _HEADERS = attrgetter("headers")
 
@@ -141,7 +143,7 @@ def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:
         texts = [*map(value_of, items)]
         if _any_given(texts):
             size = sum(len(text or "") * _CHARACTER_BYTES for text in texts)
-            if size > MAX_TEXT_BYTES or (name == "key" and not all(map(_is_surely_key, texts))):
+            if size > MAX_TEXT_BYTES or (name in _KEYS and not all(map(_is_surely_key, texts))):
                 return None
             nbytes += size
             others[name] = texts

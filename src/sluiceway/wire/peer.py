@@ -107,7 +107,7 @@ versions refuse each other's messages.
 9: keys can be counted.
 10: the parts of a call that was divided by keys name their slots. A slot's new home serves it once the former one has nothing of it left.
     Items can belong to a bundle.
-11: items can have a priority.
+11: items can have a priority, or a unique key, and a produce may leave out some.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)

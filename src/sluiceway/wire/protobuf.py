@@ -258,6 +258,8 @@ def _produce(message: Any) -> dict[str, Any]:
             given["key"] = key
         if item.HasField("priority"):
             given["priority"] = item.priority
+        if unique_key := item.unique_key:
+            given["unique_key"] = unique_key
         if item.HasField("enqueue_at"):
             given |= _time(item, "enqueue_at", f"items[{at}].")
         items.append(given)
@@ -334,7 +336,9 @@ def _list_items(message: Any) -> dict[str, Any]:
 def _import(message: Any) -> dict[str, Any]:
     _check_count(message.items)
     items = [
-        _given(item, "payload", "kind", "encoding", "reference", "key") | _priority(item) | _time(item, "enqueue_at", f"items[{at}].")
+        _given(item, "payload", "kind", "encoding", "reference", "key", "unique_key")
+        | _priority(item)
+        | _time(item, "enqueue_at", f"items[{at}].")
         for at, item in enumerate(message.items)
     ]
     return {**_on_queue(message, "partition"), "items": items}
@@ -397,6 +401,8 @@ def _add_items(said: Any, items: Sequence[LeasedItem]) -> None:
             each.key = item.key
         if item.priority is not None:
             each.priority = item.priority
+        if item.unique_key:
+            each.unique_key = item.unique_key
 
 
 class _Times:
@@ -499,6 +505,7 @@ def _stored(items: Sequence[json_inspection.ListedItem]) -> Iterator[dict[str, A
             "reference": item.reference,
             "key": item.key,
             "priority": item.priority,
+            "unique_key": item.unique_key,
             "encoding": item.encoding,
             "kind": item.kind,
             "payload": item.payload,
@@ -509,11 +516,10 @@ def _imported(message: Any, answer: bytes) -> Message:
     """The stored items under their new ids. An item that is no longer stored is answered from the request."""
     imported = _decode_imported(answer)
     stored = {item["id"]: item for item in _stored(imported.items)}
-    place, _, first = imported.first_id.rpartition(".")
     said: Any = message_class("ImportAnswer")()
-    for offset, item in enumerate(message.items, int(first)):
-        item_id = f"{place}.{offset}"
-        kept = {name: getattr(item, name) for name in ("reference", "key", "encoding", "kind", "payload")} | _priority(item)
+    for item_id, item in zip(imported.ids, message.items, strict=True):
+        texts = ("reference", "key", "unique_key", "encoding", "kind", "payload")
+        kept = {name: getattr(item, name) for name in texts} | _priority(item)
         said.items.add(**stored.get(item_id, {"id": item_id, **kept}))
     answered: Message = said
     return answered

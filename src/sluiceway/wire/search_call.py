@@ -29,6 +29,7 @@ class SearchCall(Call):
     kind: Label | None = None
     reference: Label | None = None
     key: ItemKey | None = None
+    unique_key: ItemKey | None = None
     headers: Annotated[dict[str, str | None], Meta(extra_json_schema={"maxProperties": MAX_HEADERS})] | None = None
     contains: Label | None = None
     reason: Label | None = None
@@ -50,6 +51,7 @@ class SearchCall(Call):
             given_text(self.kind, "kind"),
             given_text(self.reference, "reference"),
             given_text(self.key, "key"),
+            given_text(self.unique_key, "unique_key"),
             self._headers(),
             None if contains is None else contains.encode(),
             given_text(self.reason, "reason"),

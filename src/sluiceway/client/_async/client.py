@@ -246,7 +246,7 @@ class AsyncClient:
         """Store up to 10,000 rows; otherwise as `produce`.
 
         `rows` is a pyarrow Table or RecordBatch, or a data frame that exports Arrow, such as one of Polars or pandas. The column `payload`
-        is required; `kind`, `encoding`, `reference`, `key`, `priority`, `headers` and `enqueue_at` are optional. Raises
+        is required; `kind`, `encoding`, `reference`, `key`, `priority`, `unique_key`, `headers` and `enqueue_at` are optional. Raises
         `invalid_request` for anything else.
         """
         from sluiceway.client.arrow import write_stream
@@ -477,6 +477,7 @@ class AsyncClient:
         kind: str | None = None,
         reference: str | None = None,
         key: str | None = None,
+        unique_key: str | None = None,
         headers: Mapping[str, str | None] | None = None,
         contains: str | None = None,
         reason: str | None = None,
@@ -493,8 +494,8 @@ class AsyncClient:
         be more: pass it to the next call, with the same search. The items are read as they stand: one that changes its place between two
         calls may be missed, or found twice.
         """
-        texts = {"id": id, "kind": kind, "reference": reference, "key": key, "contains": contains, "reason": reason}
-        wanted = {**texts, "headers": headers}
+        texts = {"id": id, "kind": kind, "reference": reference, "key": key, "unique_key": unique_key}
+        wanted = {**texts, "headers": headers, "contains": contains, "reason": reason}
         return await self._channel.run(item_calls.search(queue_name, wanted, states, next, limit, payload, request_timeout))
 
     async def reasons(self, queue_name: str) -> answers.Reasons:

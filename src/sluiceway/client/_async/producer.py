@@ -75,6 +75,7 @@ class AsyncProducer:
         enqueue_at: datetime | None = None,
         key: str | None = None,
         priority: int | None = None,
+        unique_key: str | None = None,
     ) -> AsyncSent:
         """Put an item into the next batch, and return it without waiting until it is stored.
 
@@ -82,7 +83,7 @@ class AsyncProducer:
         `max_buffered` bytes are buffered or being sent. Raises `invalid_request` for an item that no server would take, and `unavailable`
         if the producer is closed.
         """
-        item, size = checked_item(payload, kind, encoding, reference, headers, enqueue_at, key, priority)
+        item, size = checked_item(payload, kind, encoding, reference, headers, enqueue_at, key, priority, unique_key)
         while not self._closed and not self._batching.has_room(size):
             if self._moved is None:
                 self._moved = asyncio.get_running_loop().create_future()

@@ -87,6 +87,7 @@ class Producer:
         enqueue_at: datetime | None = None,
         key: str | None = None,
         priority: int | None = None,
+        unique_key: str | None = None,
     ) -> Sent:
         """Put an item into the next batch, and return it without waiting until it is stored.
 
@@ -94,7 +95,7 @@ class Producer:
         `max_buffered` bytes are buffered or being sent. Raises `invalid_request` for an item that no server would take, and `unavailable`
         if the producer is closed.
         """
-        item, size = checked_item(payload, kind, encoding, reference, headers, enqueue_at, key, priority)
+        item, size = checked_item(payload, kind, encoding, reference, headers, enqueue_at, key, priority, unique_key)
         with self._lock:
             while not self._closed and not self._batching.has_room(size):
                 self._moved.wait()

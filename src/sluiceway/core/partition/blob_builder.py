@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluiceway.core.partition.blob_uniques import BlobUniques
 from sluiceway.core.partition.blob_values import BlobValues
 from sluiceway.core.partition.dead_reasons import may_have_died, reason_groups
 from sluiceway.core.partition.records import Blob
@@ -17,6 +18,7 @@ from sluiceway.model.item_keys import DEFAULT_PRIORITY, NO_KEY, Runs, has_keys, 
 from sluiceway.model.items import encode_blob, narrow, widen
 from sluiceway.model.requests import Offsets
 from sluiceway.model.small_batch import Rows, SmallBatch, in_columns, join
+from sluiceway.model.unique_keys import UniqueRows
 
 NO_BUNDLE = Runs((0,), (NO_KEY,))
 """Of rows that belong to no bundle."""
@@ -32,9 +34,9 @@ class Forming:
     def has_room(self, batch: Rows) -> bool:
         return self.blob.nbytes + int(batch.nbytes) <= BLOB_BYTES
 
-    def add(self, batch: Rows, notes: bool = False, bundles: Runs = NO_BUNDLE) -> int:
+    def add(self, batch: Rows, notes: bool = False, bundles: Runs = NO_BUNDLE, uniques: UniqueRows | None = None) -> int:
         """Add the rows; returns the row number of the first. `notes`: the blob notes which rows have which key and priority. `bundles`:
-        which of them belong to which bundle."""
+        which of them belong to which bundle. `uniques`: those with unique keys."""
         stored, columns = (batch, batch.columns) if isinstance(batch, SmallBatch) else narrow(batch)
         row = self.blob.rows
         if self.blob.keys is not None or (notes and has_keys(stored)):
@@ -46,6 +48,9 @@ class Forming:
         if self.blob.bundles is not None or bundles is not NO_BUNDLE:
             self.blob.bundles = self.blob.bundles or BlobValues(NO_KEY)
             self.blob.bundles.add(bundles, row)
+        if uniques is not None:
+            self.blob.uniques = self.blob.uniques or BlobUniques()
+            self.blob.uniques.add(uniques, row)
         self._pieces.append(stored)
         self.blob.rows += stored.num_rows
         self.blob.columns |= columns

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from sluiceway.core.partition.key_slots import slot_of_name
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_GROUP_KEYS, MAX_KEYS, PLACED_LONGER
-from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, ProduceKey
+from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Duplicates, ProduceKey
 
 Role = Literal["", "t", "p"]
 """The first letter of the names of a role's records; that at the home follows. Where a slot's records are given to another partition, the
@@ -38,12 +40,14 @@ MAX_SURE = 10_000
 class SlotRows(NamedTuple):
     """Rows of a divided call that lie together, sorted by slot, from `first_offset` of `partition` on (None: of this one).
 
-    `slots`: packed, each slot with the number of its rows.
+    `slots`: packed, each slot with the number of its rows. `duplicates`: packed, those of all these rows that were not stored, each with
+    the place of the item that had its unique key.
     """
 
     first_offset: int
     slots: bytes
     partition: int | None = None
+    duplicates: bytes = b""
 
 
 class KeyResult(msgspec.Struct, array_like=True, frozen=True):
@@ -252,9 +256,9 @@ class KeyMemory:
         """Forget what is known of rows of these slots."""
         for name in [name for name in self.records if name.startswith(PART)]:
             record = self.records[name]
-            if not any(place[0] in slots for seen in record.seen.values() for place in _split(seen)):
+            if not any(place.slot in slots for seen in record.seen.values() for place in _split(seen)):
                 continue
-            kept = {key: _with_parts(seen, [each for each in _split(seen) if each[0] not in slots]) for key, seen in record.seen.items()}
+            kept = {key: _with_parts(seen, [each for each in _split(seen) if each.slot not in slots]) for key, seen in record.seen.items()}
             record.seen = {key: seen for key, seen in kept.items() if seen.parts}
             if record.seen:
                 self.touched[name] = None
@@ -338,38 +342,63 @@ def slot_of_given(name: str, of: int) -> int:
 
 # ---- parts of divided calls --------------------------------------------------------------------------------------------
 
-SlotPlace = tuple[int, int, int, int | None]
-"""A slot, its rows' first offset, their number, and their partition (None: this one)."""
+
+class SlotPlace(NamedTuple):
+    """Where a slot's rows are: they lie together from `first_offset` of `partition` (None: this one) on, but for `duplicates`, as in
+    `Produced`."""
+
+    slot: int
+    first_offset: int
+    rows: int
+    partition: int | None
+    duplicates: Duplicates = ()
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last row that is stored there."""
+        return self.first_offset + self.rows - len(self.duplicates)
 
 
-def slot_rows(first_offset: int, slots: Iterable[tuple[int, int]]) -> SlotRows:
-    """Rows stored here, from `first_offset` on: of each slot so many."""
-    return SlotRows(first_offset, array("I", chain.from_iterable(slots)).tobytes())
+_DUPLICATE = np.dtype([("row", "<u4"), ("offset", "<u8")])
+
+
+def slot_rows(first_offset: int, slots: Iterable[tuple[int, int]], duplicates: Duplicates = ()) -> SlotRows:
+    """Rows stored here, from `first_offset` on: of each slot so many, but for `duplicates`."""
+    left_out = np.array(list(duplicates), _DUPLICATE).tobytes() if duplicates else b""
+    return SlotRows(first_offset, array("I", chain.from_iterable(slots)).tobytes(), duplicates=left_out)
 
 
 def places_of(seen: KeyResult | None) -> dict[int, SlotPlace]:
     """Where the rows of each slot are, of a part."""
-    return {} if seen is None else {place[0]: place for place in _split(seen)}
+    return {} if seen is None else {place.slot: place for place in _split(seen)}
 
 
 def _split(seen: KeyResult) -> Iterator[SlotPlace]:
-    for first, packed, partition in seen.parts:
-        numbers = array("I", packed)
+    for first, packed, partition, left_out in seen.parts:
+        numbers, duplicates, row = array("I", packed), deque(np.frombuffer(left_out, _DUPLICATE).tolist()), 0
         for slot, rows in zip(numbers[::2], numbers[1::2], strict=True):
-            yield slot, first, rows, partition
-            first += rows
+            here = []
+            while duplicates and duplicates[0][0] < row + rows:
+                at, offset = duplicates.popleft()
+                here.append((at - row, offset))
+            place = SlotPlace(slot, first, rows, partition, tuple(here))
+            yield place
+            first, row = place.end, row + rows
 
 
 def _with_parts(seen: KeyResult, places: Sequence[SlotPlace]) -> KeyResult:
-    parts = tuple(slot_rows(first, [(slot, rows)])._replace(partition=partition) for slot, first, rows, partition in places)
-    return msgspec.structs.replace(seen, count=sum(rows for _, _, rows, _ in places), parts=parts)
+    parts = tuple(
+        slot_rows(each.first_offset, [(each.slot, each.rows)], each.duplicates)._replace(partition=each.partition) for each in places
+    )
+    return msgspec.structs.replace(seen, count=sum(each.rows for each in places), parts=parts)
 
 
 def _by_slot(name: str, record: KeyRecord, slots: Collection[int], partition: int) -> dict[str, bytes]:
     """The record of a part for each of these slots that it has rows of, by the name under which it is given."""
     found: dict[int, dict[str, KeyResult]] = {}
     for key, seen in record.seen.items():
-        for slot, first, rows, at in _split(seen):
-            if slot in slots:
-                found.setdefault(slot, {})[key] = _with_parts(seen, [(slot, first, rows, partition if at is None else at)])
+        for place in _split(seen):
+            if place.slot in slots:
+                at = partition if place.partition is None else place.partition
+                found.setdefault(place.slot, {})[key] = _with_parts(seen, [place._replace(partition=at)])
     return {f"{PART}{slot}/{name[1:]}": pack(KeyRecord(keys, record.sequence, record.until)) for slot, keys in found.items()}

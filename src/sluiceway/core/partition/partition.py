@@ -11,13 +11,14 @@ way to another queue or partition).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 from pyroaring import BitMap
 
 from sluiceway.contract.item_answers import IgnoredReason
+from sluiceway.contract.queue_settings import Unique
 from sluiceway.core.partition.admission import Admission, is_move
 from sluiceway.core.partition.blob_builder import NO_BUNDLE, due_times
 from sluiceway.core.partition.circuit_breaker import Circuit
@@ -59,6 +60,7 @@ from sluiceway.model.requests import (
     CallPart,
     CountBundles,
     Disposition,
+    Duplicates,
     Failure,
     MovedItem,
     Offsets,
@@ -67,6 +69,7 @@ from sluiceway.model.requests import (
 )
 from sluiceway.model.small_batch import Rows
 from sluiceway.model.small_batch import digest as digest_of
+from sluiceway.model.unique_keys import without_rows
 
 ReturningRows = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
 """Rows to put back: by blob number, attempts, expiry, `max_lease_size` and due time. All still count as open."""
@@ -76,13 +79,15 @@ NOTED_EXPIRIES = 20
 
 
 class Placed(NamedTuple):
-    """Result of a produce. `partition`: where the items are; None: in the partition that was asked. `runs`: see `Produced`."""
+    """Result of a produce of `items` rows. `partition`: where they are; None: in the partition that was asked. `runs` and `duplicates`: see
+    `Produced`."""
 
     first_offset: int
     items: int
     repeated: bool
     partition: int | None = None
     runs: tuple[tuple[int | None, int, int], ...] = ()
+    duplicates: Duplicates = ()
 
 
 class Intended(NamedTuple):
@@ -106,6 +111,7 @@ class Partition:
         self.admission = Admission(self.log, self.keys)
         self.leases: dict[int, LeaseState] = {}
         self._key_rules = KeyRules()
+        self._unique: Unique | None = None
         self.follow(Rules(max_attempts, keeps_dead))
         self.txn = 0
         self.leased_count = 0
@@ -124,10 +130,13 @@ class Partition:
 
     def follow(self, rules: Rules) -> None:
         """Follow these rules from now on. Earlier decisions stand."""
-        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue, self.circuit, keys = rules
+        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue, self.circuit, keys, unique = rules
         if keys != self._key_rules:
             self._key_rules = keys
             self.log.follow_keys(keys, self.leases.values())
+        if unique != self._unique:
+            self._unique = unique
+            self.log.follow_unique(unique, self.leases.values())
 
     @property
     def servable(self) -> int:
@@ -197,10 +206,10 @@ class Partition:
         return placed
 
     def produce_part(self, batch: Rows, now: Millis, key: ProduceKey | None, part: CallPart, bundle: str | None = None) -> Placed:
-        """Store the rows of a part of a divided call: of a repetition, those of slots of which none are known. Raises what `produce`
-        raises."""
+        """Store the rows of a part of a divided call: of a repetition, those of slots of which none are known. Those whose unique key is
+        taken are left out. Raises what `produce` raises."""
         if key is None:
-            return self._store(batch, now, (), bundle)
+            return self._store(batch, now, (), bundle, leaves_out=True)
         self.keys.forget_old(now)
         seen = self.keys.find(key, PART)
         if seen is not None and seen.digest != part.digest:
@@ -210,8 +219,10 @@ class Partition:
         known = batch.num_rows - sum(rows for _, rows in missing)
         if missing:
             rows = rows_of_slots(batch, part.slots, {slot for slot, _ in missing}) if known else batch
-            first = self._store(rows, now, (), bundle).first_offset
-            new = KeyResult(part.digest, first, rows.num_rows, parts=(slot_rows(first, missing),))
+            # Items of a transfer are never left out: they would be lost.
+            placed = self._store(rows, now, (), bundle, leaves_out=not key.is_system)
+            parts = (slot_rows(placed.first_offset, missing, placed.duplicates),)
+            new = KeyResult(part.digest, placed.first_offset, rows.num_rows, parts=parts)
             places |= places_of(new)
             if seen is not None:
                 new = msgspec.structs.replace(seen, count=seen.count + new.count, parts=seen.parts + new.parts)
@@ -219,9 +230,7 @@ class Partition:
         if known:
             self.log.header.deduplicated += known
             self.log.changed = True
-        runs = _joined(places[slot] for slot, _ in part.slots)
-        partition, first, _ = runs[0]
-        return Placed(first, batch.num_rows, not missing, partition, runs if len(runs) > 1 else ())
+        return _answer_of([places[slot] for slot, _ in part.slots], not missing)
 
     def _repeat(self, key: ProduceKey, seen: KeyResult, digest: bytes) -> Placed:
         assert seen.first_offset is not None, "an intent is no answer"
@@ -231,19 +240,27 @@ class Partition:
         self.log.changed = True
         return Placed(seen.first_offset, seen.count, True, seen.partition)
 
-    def _store(self, batch: Rows, now: Millis, lives: Sequence[MovedItem], bundle: str | None) -> Placed:
+    def _store(self, batch: Rows, now: Millis, lives: Sequence[MovedItem], bundle: str | None, leaves_out: bool = False) -> Placed:
         log = self.log
+        # Also where nothing is stored: that a key is taken must be said under the fence.
         at = log.record_time(now)
-        first, count = log.header.next, batch.num_rows
+        first, items = log.header.next, batch.num_rows
         if lives:
             self.transfers.arrive(batch, lives, now)
-        elif count:
+            return Placed(first, items, False)
+        uniques = log.uniques_of(batch)
+        duplicates: Duplicates = ()
+        if leaves_out and uniques is not None and log.uniques is not None and (duplicates := log.uniques.duplicates(uniques, first)):
+            rows = [row for row, _ in duplicates]
+            batch, uniques = without_rows(batch, rows), uniques.without(rows)
+            log.header.duplicates += len(rows)
+        if count := batch.num_rows:
             bundles = NO_BUNDLE if bundle is None else Runs((0,), (log.bundles.store(hash_of(bundle), count),))
-            forming, row = log.forming_for(batch, at, bundles)
+            forming, row = log.forming_for(batch, at, bundles, uniques)
             log.header.next += count
             log.header.produced += count
             log.append_new(forming.blob, row, count, due_times(batch, now), now, self.expire_timeout)
-        return Placed(first, count, False)
+        return Placed(first, items, False, duplicates=duplicates)
 
     # ---- lease ------------------------------------------------------------------------------------------------
 
@@ -470,8 +487,7 @@ class Partition:
         """Close the positions in this lease; wherever their rows went, they are already counted there."""
         lease.settled |= positions
         self.leased_count -= len(positions)
-        if self.log.flows is not None:
-            self.log.flows.settled(lease, positions)
+        self.log.leave_lease(lease, positions)
         self.log.close_leased(lease, positions)
         self.log.touch(RecordKind.LEASE, lease.number)
 
@@ -720,15 +736,20 @@ class Partition:
         return due_bytes(due) if due else None
 
 
-def _joined(places: Iterable[SlotPlace]) -> tuple[tuple[int | None, int, int], ...]:
-    """The runs of rows that lie together, in order, as (partition, first offset, rows)."""
+def _answer_of(places: Sequence[SlotPlace], repeated: bool) -> Placed:
+    """The answer of a part whose rows are there, slot by slot."""
     runs: list[tuple[int | None, int, int]] = []
-    for _, first, rows, partition in places:
-        if runs and runs[-1][0] == partition and runs[-1][1] + runs[-1][2] == first:
-            runs[-1] = partition, runs[-1][1], runs[-1][2] + rows
+    duplicates: list[tuple[int, int]] = []
+    count, end = 0, None
+    for each in places:
+        if runs and runs[-1][0] == each.partition and end == each.first_offset:
+            runs[-1] = each.partition, runs[-1][1], runs[-1][2] + each.rows
         else:
-            runs.append((partition, first, rows))
-    return tuple(runs)
+            runs.append((each.partition, each.first_offset, each.rows))
+        duplicates += [(count + row, offset) for row, offset in each.duplicates]
+        count, end = count + each.rows, each.end
+    partition, first, _ = runs[0]
+    return Placed(first, count, repeated, partition, tuple(runs) if len(runs) > 1 else (), tuple(duplicates))
 
 
 def _report(circuit: Circuit, disposition: Disposition, items: int, probe: int) -> None:

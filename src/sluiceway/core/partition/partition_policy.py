@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sluiceway.contract.queue_settings import RetryBackoff
+from sluiceway.contract.queue_settings import RetryBackoff, Unique
 from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.key_flows import KeyRules
 from sluiceway.kernel.clock import Millis
@@ -24,3 +24,4 @@ class Rules(NamedTuple):
     dead_queue: str | None = None
     circuit: Circuit | None = None
     keys: KeyRules = KeyRules()
+    unique: Unique | None = None

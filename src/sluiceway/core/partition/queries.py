@@ -12,6 +12,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.contract.queue_stats import COUNTERS, PartitionStats
+from sluiceway.core.partition.blob_uniques import BlobUniques
 from sluiceway.core.partition.blob_values import BlobValues
 from sluiceway.core.partition.closed_leases import unknown_extent
 from sluiceway.core.partition.compaction import open_rows
@@ -331,6 +332,7 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
             keys=BlobValues(NO_KEY, blob.keys) if blob.keys else None,
             bundles=BlobValues(NO_KEY, blob.bundles) if blob.bundles else None,
             priorities=BlobValues(DEFAULT_PRIORITY, blob.priorities) if blob.priorities else None,
+            uniques=BlobUniques(blob.uniques) if blob.uniques else None,
         )
     _load_line(partition, sorted(records[RecordKind.EXTENT]))
     firsts = list(partition.log.extents)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from pyroaring import BitMap
 
+from sluiceway.core.partition.blob_uniques import BlobUniques
 from sluiceway.core.partition.blob_values import BlobValues
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Disposition, Offsets
@@ -58,8 +59,8 @@ class Blob:
     """A batch of rows, numbered by the first offset given to its first row. `open` counts the rows not settled yet.
 
     A blob with `pins` stays even when all rows are settled. A compacted blob is stored with only `kept` rows (0: all), and `nbytes` is
-    their size. `reasons`: why its rows died, where they did. `keys`, `bundles` and `priorities`: which rows have which, or belong to which;
-    None: none was noted.
+    their size. `reasons`: why its rows died, where they did. `keys`, `bundles`, `priorities`, `uniques`: which rows have which, or belong
+    to which; None: none was noted.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Blob:
     keys: BlobValues | None = None
     bundles: BlobValues | None = None
     priorities: BlobValues | None = None
+    uniques: BlobUniques | None = None
 
     @property
     def stored_rows(self) -> int:
@@ -248,8 +250,8 @@ class Header(msgspec.Struct, array_like=True):
     """Counters and positions of a partition. Nothing before `head` is ready; `next` is the next offset to give; `now` is the time of the
     last scheduling cycle (see `SegmentLog.record_time`).
 
-    The fields from `shut` on belong to rebalances (`core.partition.admission`): what the partition durably takes, whatever its owner knows
-    of the queue. Headers written before these fields existed have their defaults.
+    The fields from `shut` to `held_slots` belong to rebalances (`core.partition.admission`): what the partition durably takes, whatever
+    its owner knows of the queue. Headers written before these fields existed have their defaults.
     """
 
     next: int = 0
@@ -281,6 +283,8 @@ class Header(msgspec.Struct, array_like=True):
     """Bit map (lowest slot first, of `slots_of` slots) of the slots whose keys another partition takes."""
     held_slots: bytes = b""
     """Bit map of the slots of which no items are served yet: their former home has items of them."""
+    duplicates: int = 0
+    """Items that were not stored, since their unique key was taken."""
 
 
 def slots_in(bits: bytes) -> list[int]:
@@ -298,6 +302,7 @@ class BlobRecord(msgspec.Struct, array_like=True):
     keys: bytes = b""
     bundles: bytes = b""
     priorities: bytes = b""
+    uniques: bytes = b""
 
 
 class ExtentRecord(msgspec.Struct, array_like=True):
@@ -358,7 +363,7 @@ def from_array(values: Offsets) -> BitMap:
 
 
 def blob_bytes(blob: Blob) -> bytes:
-    noted = (b"" if each is None else each.packed() for each in (blob.keys, blob.bundles, blob.priorities))
+    noted = (b"" if each is None else each.packed() for each in (blob.keys, blob.bundles, blob.priorities, blob.uniques))
     return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept, blob.reasons, *noted))
 
 
@@ -446,6 +451,11 @@ def by_part(lease: LeaseState, positions: BitMap) -> Iterator[tuple[Part, BitMap
         chosen = span if whole else span & positions
         if chosen:
             yield part, chosen
+
+
+def rows_of_extent(extent: Extent, positions: BitMap) -> BitMap:
+    """The blob rows of those positions of an extent."""
+    return rows_of_part(Part(extent, 0, extent.count, 0), positions)
 
 
 def rows_of_part(part: Part, positions: BitMap) -> BitMap:

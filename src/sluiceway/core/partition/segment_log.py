@@ -13,18 +13,34 @@ from collections.abc import Iterable
 import numpy as np
 from pyroaring import BitMap
 
+from sluiceway.contract.queue_settings import Unique
 from sluiceway.core.partition.blob_builder import NO_BUNDLE, Forming, runs
 from sluiceway.core.partition.bundle_ledger import BundleLedger, Ending
 from sluiceway.core.partition.failures import FailureNotes
 from sluiceway.core.partition.key_flows import KeyFlows, KeyRules, Taking
-from sluiceway.core.partition.records import Blob, Due, Extent, Header, LeaseState, Part, from_array, slots_in, to_array
+from sluiceway.core.partition.records import (
+    Blob,
+    Due,
+    Extent,
+    Header,
+    LeaseState,
+    Part,
+    by_part,
+    from_array,
+    rows_of_extent,
+    rows_of_part,
+    slots_in,
+    to_array,
+)
 from sluiceway.core.partition.snapshots import Snapshot
+from sluiceway.core.partition.unique_items import UniqueItems
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_CLOCK_STEP, MIN_SPARSE_BYTES, SPARSE_FACTOR
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.item_keys import Runs
 from sluiceway.model.requests import Offsets
 from sluiceway.model.small_batch import Rows
+from sluiceway.model.unique_keys import UniqueRows, has_unique_keys, unique_rows
 
 RecordName = tuple[RecordKind, int]
 
@@ -59,6 +75,8 @@ class SegmentLog:
         self._compacted: dict[int, bytes] = {}
         self.flows: KeyFlows | None = None
         """Who may be leased next, where keys matter; None: the oldest."""
+        self.uniques: UniqueItems | None = None
+        """Which unique keys are taken, where items are unique."""
         self._spent = 0
         """Extents in the line, at most, of which nothing waits."""
 
@@ -91,6 +109,19 @@ class SegmentLog:
         if self.flows is not None and self.header.slots_of:
             self.flows.hold_back(frozenset(slots_in(self.header.held_slots)), self.header.slots_of, now)
 
+    def follow_unique(self, unique: Unique | None, leases: Iterable[LeaseState]) -> None:
+        """Keep items unique by this setting from now on. `leases`: the live ones."""
+        self.uniques = UniqueItems(unique) if unique is not None else None
+        if self.uniques is None:
+            return
+        for extent in self.ready:
+            self.uniques.enter(extent.blob, to_array(rows_of_extent(extent, extent.waiting(self.at(extent)))))
+        for due in self.dues.values():
+            self.uniques.enter(due.blob, to_array(due.rows))
+        for lease in () if self.uniques.while_waiting else leases:
+            for part, chosen in by_part(lease, lease.open_positions()):
+                self.uniques.enter(part.extent.blob, to_array(rows_of_part(part, chosen)))
+
     def touch(self, kind: RecordKind, number: int) -> None:
         """Mark a record as changed: it is written, or deleted if it is gone."""
         self.touched[kind, number] = None
@@ -108,15 +139,22 @@ class SegmentLog:
 
     # ---- append -----------------------------------------------------------------------------------------------
 
-    def forming_for(self, batch: Rows, written_at: Millis, bundles: Runs = NO_BUNDLE) -> tuple[Forming, int]:
-        """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
+    def uniques_of(self, batch: Rows) -> UniqueRows | None:
+        """The rows with unique keys, if they matter here; None: none has one."""
+        return unique_rows(batch) if self.uniques is not None and has_unique_keys(batch) else None
+
+    def forming_for(
+        self, batch: Rows, written_at: Millis, bundles: Runs = NO_BUNDLE, uniques: UniqueRows | None = None
+    ) -> tuple[Forming, int]:
+        """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r. `uniques`: as
+        `uniques_of` gives them."""
         last = self._forming[-1] if self._forming else None
         if last is None or not self._goes_on(last.blob, written_at) or not last.has_room(batch):
             last = Forming(Blob(self.header.next, 0, 0, written_at, 0))
             self._forming.append(last)
             self.blobs[last.blob.number] = last.blob
             self.touch(RecordKind.BLOB, last.blob.number)
-        return last, last.add(batch, self.flows is not None, bundles)
+        return last, last.add(batch, self.flows is not None, bundles, uniques)
 
     def _goes_on(self, blob: Blob, written_at: Millis) -> bool:
         # A blob may be fully settled in the cycle that made it; it must not grow again.
@@ -142,6 +180,8 @@ class SegmentLog:
         """Append an extent at the tail. One that continues the last (same blob, next row) lengthens it."""
         extent.blob.open += extent.count
         self.ready_count += extent.count
+        if self.uniques is not None and extent.blob.uniques is not None:
+            self.uniques.enter(extent.blob, extent.rows_at(0, extent.count))
         last = self.ready[-1] if self.ready else None
         if last is not None and last.continued_by(extent):
             last.count += extent.count
@@ -181,6 +221,8 @@ class SegmentLog:
         due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at, max_lease_size, is_back)
         if is_back and self.flows is not None:
             self.flows.hold(blob, rows)
+        if self.uniques is not None and blob.uniques is not None:
+            self.uniques.enter(blob, to_array(rows))
         blob.open += len(rows)
         self.scheduled_count += len(rows)
         self.dues[due.number] = due
@@ -198,6 +240,8 @@ class SegmentLog:
         self.touch(RecordKind.DUE, due.number)
         if due.is_back and self.flows is not None:
             self.flows.let_go(due.blob, rows)
+        if self.uniques is not None and due.blob.uniques is not None:
+            self.uniques.leave(due.blob, to_array(rows))
 
     def enter_line(self, due: Due) -> Extent:
         """Enter due rows into the line. Returns the extent that holds them."""
@@ -242,8 +286,13 @@ class SegmentLog:
     # ---- take -------------------------------------------------------------------------------------------------
 
     def take(self, taking: Taking) -> list[Part]:
-        """Take items out of the line."""
-        return self._take_oldest(taking) if self.flows is None else self._take_by_key(taking, self.flows)
+        """Take items out of the line, to be leased."""
+        parts = self._take_oldest(taking) if self.flows is None else self._take_by_key(taking, self.flows)
+        if self.uniques is not None and self.uniques.while_waiting:
+            for part in parts:
+                if part.extent.blob.uniques is not None:
+                    self.uniques.leave(part.extent.blob, part.extent.rows_at(part.at, part.count))
+        return parts
 
     def _take_oldest(self, taking: Taking) -> list[Part]:
         parts: list[Part] = []
@@ -280,6 +329,8 @@ class SegmentLog:
         """Take the first waiting items out of the line: those from position `at` of its first extent on."""
         if self.flows is None:
             self.ready_count -= items
+            if self.uniques is not None:
+                self.uniques.leave(extent.blob, extent.rows_at(at, items))
             self.advance(at + items)
         else:
             self.take_out(extent, BitMap(range(at, at + items)))
@@ -308,6 +359,8 @@ class SegmentLog:
             self.ready_count -= len(taken)
             if self.flows is not None:
                 self.flows.leave(extent, taken)
+            if self.uniques is not None and extent.blob.uniques is not None:
+                self.uniques.leave(extent.blob, to_array(rows_of_extent(extent, taken)))
             self.touch(RecordKind.EXTENT, extent.first)
             self.advance(self.at(self.ready[0]))
         return taken
@@ -320,6 +373,15 @@ class SegmentLog:
         extent = self.ready[at]
         is_there = extent.count > offset - extent.first >= self.at(extent) and offset - extent.first not in extent.gone
         return extent if is_there else None
+
+    def leave_lease(self, lease: LeaseState, positions: BitMap) -> None:
+        """Those positions of the lease are no longer leased, whatever has become of them."""
+        if self.flows is not None:
+            self.flows.settled(lease, positions)
+        if self.uniques is not None and not self.uniques.while_waiting:
+            for part, chosen in by_part(lease, positions):
+                if part.extent.blob.uniques is not None:
+                    self.uniques.leave(part.extent.blob, to_array(rows_of_part(part, chosen)))
 
     # ---- removal ----------------------------------------------------------------------------------------------
 

@@ -280,7 +280,8 @@ class TransferTable:
         for enqueued_at, those in groupby(lives, lambda life: life.enqueued_at):
             each = list(those)
             count = sum(life.rows for life in each)
-            forming, row = self._log.forming_for(batch.slice(at, count), enqueued_at, _bundles_of(each))
+            rows = batch.slice(at, count)
+            forming, row = self._log.forming_for(rows, enqueued_at, _bundles_of(each), self._log.uniques_of(rows))
             at += count
             self._log.header.next += count
             for life in each:

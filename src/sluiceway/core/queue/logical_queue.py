@@ -107,9 +107,15 @@ class LogicalQueue:
         if record.circuit_breaker != (None if self.circuit is None else self.circuit.rule):
             self.circuit = None if record.circuit_breaker is None else Circuit(record.circuit_breaker)
             self.lease_scheduler.circuit = self.circuit
-        keys = key_rules(record)
         self._rules = Rules(
-            record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue, self.circuit, keys
+            record.max_attempts,
+            dead_queue is not None,
+            record.expire_timeout,
+            record.retry_backoff,
+            dead_queue,
+            self.circuit,
+            key_rules(record),
+            record.unique,
         )
         changed = self._record is None or self._record.partitions != record.partitions or self._record.slots != record.slots
         self._record = record if record.partitions else None

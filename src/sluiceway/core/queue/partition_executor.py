@@ -508,9 +508,9 @@ class PartitionExecutor:
         return self._produced(placed)
 
     def _produced(self, placed: Placed) -> Produced:
-        first, items, repeated, partition, runs = placed
+        first, items, repeated, partition, runs, duplicates = placed
         told = tuple((self.number if at is None else at, start, rows) for at, start, rows in runs)
-        return Produced(self.number if partition is None else partition, first, items, repeated, told)
+        return Produced(self.number if partition is None else partition, first, items, repeated, told, duplicates)
 
     def _rebalance(self, work: Rebalancing, now: Millis) -> Answer:
         partition = self.partition

@@ -19,6 +19,9 @@ def plan(record: QueueRecord, requested: int, affinities: Mapping[str, float]) -
     """
     if not 1 <= requested <= MAX_PARTITIONS:
         raise invalid("requested_partitions", f"expected 1 to {MAX_PARTITIONS}")
+    if record.unique is not None:
+        detail = f"queue {record.queue_name!r} has `unique`, so all items of a unique key are in one partition; it cannot be rebalanced yet"
+        raise invalid("queue_name", detail)
     there: dict[str, list[PartitionRecord]] = {}
     for each in sorted(record.partitions, key=lambda each: each.partition):
         there.setdefault(each.backend, []).append(each)

@@ -156,13 +156,13 @@ def _to_sum(found: Mapping[str, object]) -> _Sum:
 def _sum_columns(schema: StructType) -> list[Column]:
     """Columns of the checksum. Nulls do not affect a hash, so each column is accompanied by its null flag.
 
-    Except for `key` and `priority`, no value of which has the hash of a null: without a flag, items without one have the checksum of
-    earlier releases, which had neither.
+    Except for keys and `priority`, no value of which has the hash of a null: without a flag, items without them have the checksum of
+    earlier releases, which had none of them.
     An upgraded job compares it with the manifest of a batch that was interrupted before.
     """
     parts: list[Column] = []
     for field in schema.fields:
         column = F.map_entries(field.name) if isinstance(field.dataType, MapType) else F.col(field.name)
-        parts += [column] if field.name in ("key", "priority") else [column, column.isNull()]
+        parts += [column] if field.name in ("key", "priority", "unique_key") else [column, column.isNull()]
     # As decimals: the sum of many hashes overflows a bigint.
     return [F.count(F.lit(1)).alias("items"), F.sum(F.xxhash64(*parts).cast("decimal(20,0)")).alias("hashes")]

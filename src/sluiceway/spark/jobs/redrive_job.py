@@ -33,7 +33,7 @@ from sluiceway.spark.spark_errors import translated
 
 COLUMNS = (
     *("id", "origin", "source", "reason", "attempts", "enqueued_at"),
-    *("kind", "encoding", "reference", "key", "priority", "headers", "payload"),
+    *("kind", "encoding", "reference", "key", "priority", "unique_key", "headers", "payload"),
 )
 """Columns available to a condition."""
 

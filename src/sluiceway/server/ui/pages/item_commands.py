@@ -13,7 +13,7 @@ from sluiceway.server.ui.view import Command, Field
 
 COPY_OF: Final = "copy-of"
 """Header of an item that was edited and sent again: the origin of the item that it was made from."""
-ITEM_TEXTS: Final = ("kind", "encoding", "reference", "key")
+ITEM_TEXTS: Final = ("kind", "encoding", "reference", "key", "unique_key")
 """Fields of an item that are short texts."""
 _IDS: Final = Field("ids", "Item IDs", "list", required=True)
 _ITEMS: Final = "/ui/queues/{queue_name}/items"
@@ -60,6 +60,12 @@ COMMANDS: Final = (
             Field("reference", "Reference", flag="--reference"),
             Field("key", "Key", flag="--item-key", hint="What the item belongs to, such as a customer."),
             PRIORITY,
+            Field(
+                "unique_key",
+                "Unique key",
+                flag="--unique-key",
+                hint="Not stored if an item with the same one is there. Needs the queue's setting unique.",
+            ),
             HEADERS,
             Field("after", "Delay", flag="--after", hint="A duration such as 30s or 5m. Blank = ready at once."),
         ),

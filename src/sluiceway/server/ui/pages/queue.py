@@ -31,6 +31,7 @@ _SUMS: Final = (
     "moved",
     "moved_in",
     "deduplicated",
+    "duplicates",
 )
 
 SERIES: Final = (

@@ -31,12 +31,13 @@ SEARCHED: Final = (
     ("kind", "Kind"),
     ("reference", "Reference"),
     ("key", "Key"),
+    ("unique_key", "Unique key"),
     ("header", "Header"),
     ("contains", "Payload contains"),
     ("reason", "Reason"),
 )
 """Fields of the search, and their labels."""
-_FLAGS: Final = {"key": "--item-key"}
+_FLAGS: Final = {"key": "--item-key", "unique_key": "--unique-key"}
 """Options of `sluiceway search` that have another name than the field."""
 ANY: Final = "any"
 

@@ -163,6 +163,7 @@ COMMANDS: Final = (
             Field("reference", "Reference", flag="--reference"),
             Field("key", "Key", flag="--item-key", hint="What the item belongs to, such as a customer."),
             PRIORITY,
+            Field("unique_key", "Unique key", flag="--unique-key", hint="A time is passed over while an item with the same one is there."),
             HEADERS,
             Field("paused", "Paused: fire nothing until it is resumed", "flag", "--paused"),
         ),
