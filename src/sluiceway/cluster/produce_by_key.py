@@ -95,8 +95,10 @@ def together(parts: Sequence[Division], outcomes: Sequence[Outcome], request: Pr
     return divided
 
 
-def _places_of(stored: Produced) -> tuple[Offsets, Offsets]:
+def _places_of(stored: Produced) -> tuple[Offsets, Offsets | int]:
     """The offset and the partition of each row of a part, where all but its duplicates lie together in runs."""
+    if not stored.runs and not stored.duplicates:
+        return np.arange(stored.first_offset, stored.first_offset + stored.items), stored.partition
     runs = stored.runs or (stored[:3],)
     rows = [rows for *_, rows in runs]
     is_stored = np.ones(stored.items, np.int64)
