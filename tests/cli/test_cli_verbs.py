@@ -348,7 +348,7 @@ def test_keys_that_wait(shell: Shell) -> None:
     following = item["id"].rpartition(".")[0] + ".1"
     said = shell.says("explain", "ordered", following)
     assert re.search(r"(?m)^key +acme\\x1b$", said)
-    assert re.search(r"(?m)^why +an earlier item of its key is leased$", said)
+    assert re.search(r"(?m)^why +an earlier item of its key is leased; it waits for the item with the origin ", said)
     assert re.search(r"(?m)^part +ready +servable +leased ", shell.says("stats", "ordered"))
     assert re.search(r"(?m)^all +2 +0 +1 ", shell.says("stats", "ordered"))
     assert re.search(r"(?m)^ordered +1 +2 \(0 servable\) +1 ", shell.says("top", "ordered", "--once"))

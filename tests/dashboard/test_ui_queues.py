@@ -585,7 +585,7 @@ def test_the_command_line_that_is_shown_is_one(command: Any) -> None:
 def test_what_can_be_unset_has_its_flag() -> None:
     update = next(command for command in COMMANDS if command.name == "queues.update")
     unset = {field.name: "1" for field in update.fields if field.gives is not None}
-    assert len(unset) == 11
+    assert len(unset) == 13
     assert update.values({"queue_name": "q", **unset}) == {"queue_name": "q"} | {
         field.gives[0]: None for field in update.fields if field.gives
     }

@@ -109,7 +109,7 @@ def test_both_forms_of_any_items_have_the_same_digest(items: list[Item]) -> None
 
 def test_joined_they_are_what_they_are_one_after_the_other() -> None:
     together = join([few(items) for items in SOME])
-    assert together.batch().equals(pa.concat_batches([fit(columns(items), stored_schema(0b1101111)) for items in SOME]))
+    assert together.batch().equals(pa.concat_batches([fit(columns(items), stored_schema(0b11101111)) for items in SOME]))
     assert (together.num_rows, together.nbytes) == (16, sum(few(items).nbytes for items in SOME))
 
 
