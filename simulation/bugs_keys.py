@@ -14,7 +14,6 @@ from pyroaring import BitMap
 from simulation.planting import Bug, shelf
 from sluiceway.cluster import produce_by_key
 from sluiceway.core.partition import partition, slot_contents
-from sluiceway.core.partition.admission import Admission
 from sluiceway.core.partition.idempotency_keys import KeyMemory
 from sluiceway.core.partition.key_flows import KeyFlows
 from sluiceway.core.partition.partition import Partition
@@ -241,12 +240,6 @@ def forgets_what_it_holds_back(original: Any) -> Any:
         self.header.held_slots = held
 
     return follow
-
-
-@bug(Admission, "refuses")
-def takes_items_as_a_former_home(original: Any) -> Any:
-    """A former home takes items of keys that have moved."""
-    return lambda self, key, part=None: original(self, key, part) if part is None else bool(self._log.header.shut)
 
 
 @bug(slot_contents, "stays")

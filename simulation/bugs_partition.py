@@ -100,8 +100,8 @@ def believes_any_stored_time(original: Any) -> Any:
 def decides_by_the_stored_time(original: Any) -> Any:
     """Items are due by the stored time, which may be ahead of the owner's."""
 
-    def produce(self: Any, batch: Any, now: int, *rest: Any) -> Any:
-        return original(self, batch, self.log.record_time(now), *rest)
+    def produce(self: Any, batch: Any, now: int, *rest: Any, **options: Any) -> Any:
+        return original(self, batch, self.log.record_time(now), *rest, **options)
 
     return produce
 
@@ -301,11 +301,11 @@ def takes_any_body_for_the_first(original: Any) -> Any:
 def lets_a_sequence_go_back(original: Any) -> Any:
     """A group's lower sequence is accepted, and its keys count."""
 
-    def find(self: Any, key: Any, **options: Any) -> Any:
+    def find(self: Any, key: Any, *role: Any) -> Any:
         record = self.records.get(f"g{key.group}")
         if key.group is not None and record is not None and key.sequence < record.sequence:
             return None
-        return original(self, key, **options)
+        return original(self, key, *role)
 
     return find
 

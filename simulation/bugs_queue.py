@@ -8,7 +8,7 @@ from typing import Any
 
 from simulation.planting import Bug, shelf
 from sluiceway.core.partition.circuit_breaker import PROBES, Circuit
-from sluiceway.core.partition.idempotency_keys import KeyMemory
+from sluiceway.core.partition.idempotency_keys import PLACED, KeyMemory
 from sluiceway.core.partition.partition import Intended, Partition
 from sluiceway.core.queue import lease_scheduler, logical_queue
 from sluiceway.core.queue.lease_scheduler import LeaseScheduler
@@ -383,9 +383,9 @@ def sends_two_of_a_key_at_once(original: Any) -> Any:
 def forgets_at_the_target_first(original: Any) -> Any:
     """The target of a keyed produce remembers the key only for a moment."""
 
-    def remember(self: Any, key: Any, seen: Any, now: int, *, placed: bool = False) -> None:
-        original(self, key, seen, now, placed=placed)
-        if placed:
+    def remember(self: Any, key: Any, seen: Any, now: int, *role: Any) -> None:
+        original(self, key, seen, now, *role)
+        if role == (PLACED,):
             record = self.records[f"tk{key.key}" if key.group is None else f"tg{key.group}"]
             record.until = now + 100
             heapq.heappush(self._ends, (record.until, f"tk{key.key}" if key.group is None else f"tg{key.group}"))

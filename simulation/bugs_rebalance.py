@@ -125,9 +125,9 @@ def names_a_home_that_knows_nothing(original: Any) -> Any:
 def takes_keys_again(original: Any) -> Any:
     """Late keys that were taken long ago replace newer ones."""
 
-    def take(self: Any, *args: Any) -> None:
+    def take(self: Any, *args: Any, **options: Any) -> None:
         self._log.header.taken_cursor = self._log.header.given_cursor = -1
-        original(self, *args)
+        original(self, *args, **options)
 
     return take
 

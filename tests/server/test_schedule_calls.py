@@ -81,7 +81,7 @@ def test_a_schedule_from_its_creation_to_its_end(server: Guarded, client: httpx.
         ({"item": {"utf8": "x", "headers": {"scheduled_at": "now"}}}, "item.headers", "the header scheduled_at is set by the server"),
         ({"item": {"utf8": "x" * MAX_STORED_ITEM}}, "item", "item: larger than 65,536 bytes as JSON"),
         ({"item": {"utf8": "x", "kind": "k" * 2_049}}, "item.kind", "item.kind: larger than 2048 bytes"),
-        ({"item": {"utf8": "x", "priority": 1}}, "item.priority", "item.priority: unknown field"),
+        ({"item": {"utf8": "x", "colour": 1}}, "item.colour", "item.colour: unknown field"),
         ({"queue_name": "orders-none"}, "queue_name", "there is no queue 'orders-none'"),
     ],
 )

@@ -74,8 +74,8 @@ def test_1001_items(server: Running) -> None:
 
 
 def test_unknown_field(server: Running) -> None:
-    answer = server.post("queue.produce", queue_name=server.queue(), items=[{"utf8": "x", "priority": 1}])
-    problem(answer, 400, "invalid_request", "items[0].priority")
+    answer = server.post("queue.produce", queue_name=server.queue(), items=[{"utf8": "x", "colour": 1}])
+    problem(answer, 400, "invalid_request", "items[0].colour")
 
 
 @pytest.mark.parametrize(
