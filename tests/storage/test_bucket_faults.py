@@ -613,7 +613,8 @@ async def test_an_answer_that_was_cut_off_once_is_no_damage_though_the_head_has_
         return found._replace(data=found.data[:-1]) if found is not None and reads == 3 else found
 
     seam.get = get  # type: ignore[method-assign]
-    assert (await BucketPartitionStore(seam, 400).browse(REF)).txn == 24
+    # As of some moment of the call: of what is written meanwhile, it may have seen a part.
+    assert 8 < (await BucketPartitionStore(seam, 400).browse(REF)).txn <= 24
     assert reads == 4
 
 
