@@ -259,7 +259,7 @@ def test_C46_order_survives_the_death_of_the_server(api: Api, restartable: Serve
 
 
 def test_C47_an_item_that_would_die_blocks_its_key_if_the_queue_says_so(api: Api) -> None:
-    """Rejected, or at its last attempt, until somebody decides. Other keys go on, and items without a key die. (API)"""
+    """Rejected, or at its last attempt, until an operator decides. Other keys go on, and items without a key die. (API)"""
     dead = api.queue()
     queue = api.queue(order="key", key_on_dead="block", dead_queue=dead.name, max_attempts=1)
     for reject in (True, False):

@@ -342,7 +342,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["block"] | None,
         _setting(
             "Dead items of a key",
-            "With `order`, block: an item that would become dead stays in front of its key, which waits until somebody runs, moves or "
+            "With `order`, block: an item that would become dead stays in front of its key, which waits until an operator runs, moves or "
             "deletes it.",
             _BLOCK,
             unset="none, the next item of the key goes on",

@@ -36,7 +36,7 @@ from sluiceway.model.requests import Offsets
 
 NOWHERE, FRESH, TURN = range(3)
 TURN_ITEMS, TURNS = 16, 8
-"""Items of a turn of a key with the largest weight, at least, where a lease asks for so many that it has that many turns."""
+"""A key of the largest weight gets at least TURN_ITEMS items in a turn, unless a lease would then have fewer than TURNS turns."""
 MANY = 16
 """Keys from which on working in columns costs less than one key after the other."""
 _NONE = -1

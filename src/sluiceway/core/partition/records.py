@@ -25,7 +25,7 @@ RAN_OUT = "the lease ran out"
 """Reason of an attempt of which its client said nothing."""
 
 HELD: Millis = 253_402_300_799_000
-"""Due time of an item that holds up its key until somebody decides: the last second of the year 9999."""
+"""Due time of an item that holds up its key until an operator decides: the last second of the year 9999."""
 
 MOVED = "moved"
 """Reason of a transfer to another partition of the queue. Only its target identifies it, since a client may give any reason."""
