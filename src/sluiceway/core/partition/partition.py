@@ -223,9 +223,11 @@ class Partition:
             placed = self._store(rows, now, (), bundle, leaves_out=not key.is_system)
             parts = (slot_rows(placed.first_offset, missing, placed.duplicates),)
             new = KeyResult(part.digest, placed.first_offset, rows.num_rows, parts=parts)
+            if seen is None:
+                self.keys.remember(key, new, self.log.header.now, PART)
+                return placed
             places |= places_of(new)
-            if seen is not None:
-                new = msgspec.structs.replace(seen, count=seen.count + new.count, parts=seen.parts + new.parts)
+            new = msgspec.structs.replace(seen, count=seen.count + new.count, parts=seen.parts + new.parts)
             self.keys.remember(key, new, self.log.header.now, PART)
         if known:
             self.log.header.deduplicated += known
