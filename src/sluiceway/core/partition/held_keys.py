@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, takewhile
 from typing import Final, NamedTuple
 
+from pyroaring import BitMap
+
+from sluiceway.core.partition.key_flows import keys_of
 from sluiceway.core.partition.partition import Partition
-from sluiceway.core.partition.records import Blob, Due, LeaseState, by_part, rows_of_part, to_array
+from sluiceway.core.partition.records import Blob, Due, LeaseState, by_part, rows_of_part
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.item_keys import NO_KEY
-from sluiceway.model.requests import Offsets
 
 _LOOKED_AT: Final = 1_000
 """Runs of items that are looked at for the one that most wait behind: under 3 ms."""
@@ -81,7 +83,7 @@ def keys_in(lease: LeaseState, most: int) -> int:
     keys: set[int] = set()
     without = 0
     for part, chosen in by_part(lease, lease.open_positions()):
-        for key, _, rows in _keys_of(part.extent.blob, to_array(rows_of_part(part, chosen))):
+        for key, _, rows in _keys_of(part.extent.blob, rows_of_part(part, chosen)):
             if key == NO_KEY:
                 without += rows
             else:
@@ -95,14 +97,14 @@ def _leased(partition: Partition, leases: Iterable[LeaseState]) -> Iterator[Hold
     for lease in leases:
         for part, chosen in by_part(lease, lease.open_positions()):
             blob, attempts = part.extent.blob, part.extent.attempts
-            for key, row, _ in _keys_of(blob, to_array(rows_of_part(part, chosen))):
+            for key, row, _ in _keys_of(blob, rows_of_part(part, chosen)):
                 behind = _behind(partition, key)
                 yield Holder(blob.number + row, blob.number, key, behind, attempts, lease.client_id, leased_at=lease.leased_at)
 
 
 def _returned(partition: Partition, dues: Iterable[Due]) -> Iterator[Holder]:
     for due in dues:
-        for key, row, _ in _keys_of(due.blob, to_array(due.rows)) if due.is_back else ():
+        for key, row, _ in _keys_of(due.blob, due.rows) if due.is_back else ():
             yield Holder(due.blob.number + row, due.blob.number, key, _behind(partition, key), due.attempts, due_at=due.due_at)
 
 
@@ -110,9 +112,9 @@ def _behind(partition: Partition, key: int) -> int:
     return 0 if key == NO_KEY or partition.log.flows is None else partition.log.flows.waiting_of(key)
 
 
-def _keys_of(blob: Blob, rows: Offsets) -> Iterator[tuple[int, int, int]]:
-    """The keys of those sorted rows, each with its first row and their number, perhaps in several pieces."""
+def _keys_of(blob: Blob, rows: BitMap) -> Iterator[tuple[int, int, int]]:
+    """The keys of those rows, each with its first row and their number, perhaps in several pieces."""
     at = 0
-    for key, count in zip(*([NO_KEY], [len(rows)]) if blob.keys is None else blob.keys.split_sorted(rows), strict=True):
-        yield key, int(rows[at]), count
+    for key, count in zip(*keys_of(blob, rows), strict=True):
+        yield key, rows[at], count
         at += count
