@@ -252,6 +252,7 @@ def _flows(flows: KeyFlows) -> dict[int, tuple[int, int, int, list[int]]]:
         if waiting or flight:
             found[key] = waiting, flight, can, offsets if flows.rules.order and key != NO_KEY else sorted(offsets)
     assert flows.servable == sum(can for _, _, can, _ in found.values())
+    assert flows._torn <= set(flows._numbers.values()), "a flow that is gone still counts as torn"
     return found
 
 

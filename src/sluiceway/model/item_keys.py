@@ -45,10 +45,11 @@ def hash_of(key: str) -> int:
 
 def has_keys(rows: Rows) -> bool:
     """Whether any of the rows has a key."""
-    return _has(rows, KEY)
+    return has_values(rows, KEY)
 
 
-def _has(rows: Rows, column: str) -> bool:
+def has_values(rows: Rows, column: str) -> bool:
+    """Whether any of the rows has a value in that optional column."""
     if isinstance(rows, SmallBatch):
         return column in rows.others
     return column in rows.schema.names and rows.column(column).null_count < rows.num_rows
@@ -56,7 +57,7 @@ def _has(rows: Rows, column: str) -> bool:
 
 def has_priorities(rows: Rows) -> bool:
     """Whether any of the rows has a priority of its own."""
-    return _has(rows, PRIORITY)
+    return has_values(rows, PRIORITY)
 
 
 def key_runs(rows: Rows) -> Runs:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from sluiceway.model.item_keys import KEY
+from sluiceway.model.item_keys import KEY, has_values
 from sluiceway.model.small_batch import Rows, SmallBatch
 
 UNIQUE_KEY = "unique_key"
@@ -37,9 +37,7 @@ class UniqueRows(NamedTuple):
 
 def has_unique_keys(rows: Rows) -> bool:
     """Whether any of the rows has a unique key."""
-    if isinstance(rows, SmallBatch):
-        return UNIQUE_KEY in rows.others
-    return UNIQUE_KEY in rows.schema.names and rows.column(UNIQUE_KEY).null_count < rows.num_rows
+    return has_values(rows, UNIQUE_KEY)
 
 
 def unique_rows(rows: Rows) -> UniqueRows:

@@ -454,6 +454,7 @@ class KeyFlows:
                 self._forget(number)
             return
         _view(self._deficit)[chosen] = 0
+        self._torn.difference_update(chosen.tolist())
         for key in _view(self._keys)[chosen].tolist():
             del self._numbers[key]
         self._free.extend(chosen.tolist())
