@@ -215,6 +215,9 @@ class BucketWorld:
         """Open the partition again and again, and commit cycles until a commit fails, or for a while."""
         while True:
             fence = line.next_fence()
+            if self.random.random() < 0.3:
+                # It expects to be granted the partition, and is mostly right.
+                await store.read_ahead(line.ref)
             # It may be long until the owner uses what it was granted.
             await asyncio.sleep(self.random.choice([0, 0, 0.1, 2, 10]))
             acknowledged = dict(line.acknowledged)

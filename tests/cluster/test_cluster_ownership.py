@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from sluiceway.instance import service as service_module
@@ -131,6 +132,20 @@ def test_after_a_death_others_take_over_and_what_was_acknowledged_is_there(tmp_p
             again = [await a.produce("q", Produce(rows(f"{n}"), 20_000, ProduceKey(f"key {n}"))) for n in range(12)]
             assert [each[:3] for each in again] == [each[:3] for each in done]
             assert all(each.deduplicated for each in again)
+
+    asyncio.run(run())
+
+
+def test_what_an_instance_has_whose_lease_has_run_out_is_read_ahead_by_the_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        times = msgspec.structs.replace(MORTAL, member_timeout=75_000)
+        async with cluster(tmp_path, "a", "b", "c", parameters=times) as (made, (a, b, _)):
+            await a.create_queue(spec("q", 6))
+            await eventually(lambda: len(shares(b, "q")) == 2)
+            theirs = {ref(b, "q", number) for number in shares(b, "q")}
+            made.die("b")
+            # It is not given up: whoever is busy may be taken for dead as well, and nothing comes of it.
+            await eventually(lambda: theirs <= made.stores["a"].found | made.stores["c"].found)
 
     asyncio.run(run())
 

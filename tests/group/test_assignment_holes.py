@@ -130,18 +130,24 @@ def test_what_was_given_back_in_vain_is_not_served_again_under_the_same_token() 
 def test_a_member_whose_record_may_yet_go_serves_nothing() -> None:
     rig = Rig(("x", "y"))
     rig.go_on("b")
-    # A joins, and marks itself in the round that it opens.
+    # A joins, and marks itself in the round that it opens. That is on its way while it decides to go.
     rig.go_on("a", rounds=1)
-    while "a" not in rig.view().marks:
-        rig.go_on("a", rounds=1)
+    while (marking := rig.look("a").writes) is None or not any(key.startswith(KEYS.marks) for key in marking.puts):
+        rig.now += 100
+        if marking is not None:
+            rig.store.commit(marking)
     rig.members["a"].leave()
     going = rig.look("a")
     assert going.writes is not None
     assert going.writes.deletes == [KEYS.member("a")]
+    assert rig.store.commit(marking)
     rig.go_on("b", rounds=5)
     assert "a" in rig.plan().owners
-    assert not rig.look("a").owned
-    rig.store.commit(going.writes)
+    assert not rig.store.commit(going.writes)
+    again = rig.look("a")
+    assert not again.owned
+    assert again.writes is not None
+    assert rig.store.commit(again.writes)
     rig.go_on("b")
     assert rig.look("b").owned.keys() == {"x", "y"}
 

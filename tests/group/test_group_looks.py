@@ -9,9 +9,12 @@ import msgspec
 import pytest
 
 from sluiceway.cluster.group_member import Change
-from sluiceway.core.group.group_records import GroupView, Keys, Strategy, owners, read_group
+from sluiceway.core.group.group_records import GroupView, Keys, MemberRecord, Resource, Round, Strategy, owners, read_group
+from sluiceway.core.group.heartbeats import Beating
 from sluiceway.core.group.item_placement import place, remove
+from sluiceway.core.group.member import Member
 from sluiceway.group import GroupMember, MetaStore, define
+from sluiceway.model.meta import View
 from sluiceway.ports.meta_store import Stamp
 from tests.group.test_group_member import ITEMS, QUICK, Notes, group_of, until
 from tests.server.server_process import PATIENCE
@@ -103,6 +106,64 @@ def test_what_is_called_at_each_look_may_raise(caplog: pytest.LogCaptureFixture)
             await member.stop()
 
     asyncio.run(story())
+
+
+def test_what_a_member_has_whose_lease_has_run_out_is_expected_by_those_that_then_get_it() -> None:
+    async def story() -> None:
+        async with group_of("memory:", 0) as group:
+            await define(group.store, "exporters", ITEMS, parameters=msgspec.structs.replace(QUICK, member_timeout=600_000))
+            expected: list[set[str]] = [set(), set(), set()]
+            for each in expected:
+                group.notes.append(Notes())
+                group.members.append(GroupMember(group.store, "exporters", group.notes[-1], on_expect=each.update))
+                await group.members[-1].join()
+            await until(lambda: group.divided(0, 1, 2))
+            had = [set(notes.items) for notes in group.notes]
+            await group.members[0].stop()
+            await until(lambda: expected[1] | expected[2] == had[0])
+            assert group.divided(1, 2) is False, "it is not given up"
+            await define(group.store, "exporters", ITEMS, parameters=QUICK)
+            await until(lambda: group.divided(1, 2))
+            assert [set(notes.items) - before for notes, before in zip(group.notes, had, strict=True)][1:] == expected[1:]
+            assert expected[0] == set()
+
+    asyncio.run(story())
+
+
+def test_after_a_time_without_looks_nobody_is_taken_for_dead_at_once() -> None:
+    """When the meta store comes back, each member sees the others' old records first."""
+    resource = Resource(items=tuple(ITEMS), parameters=QUICK)
+    there = {name: MemberRecord(beat=1, lease_timeout=QUICK.lease_timeout) for name in ("here", "there")}
+    beating = Beating(KEYS, "here")
+
+    def look(at: int) -> frozenset[str]:
+        seen = GroupView(View(at, {}), at, resource, None, None, there, frozenset(), {})
+        beating.note(seen)
+        return beating.lapsed(seen)
+
+    step, lease = QUICK.lease_timeout // 2, QUICK.lease_timeout
+    assert [look(at) for at in range(0, lease + 1, step)] == [frozenset(), frozenset(), {"there"}]
+    back = 10 * lease
+    assert [look(at) for at in range(back, back + lease + 1, step)] == [frozenset(), frozenset(), {"there"}]
+
+
+def test_who_has_marked_itself_in_an_open_round_stays_until_it_is_sealed_without_it() -> None:
+    """Otherwise the plan could name a member that has gone."""
+    there = MemberRecord(beat=1, lease_timeout=QUICK.lease_timeout)
+    resource = Resource(items=tuple(ITEMS), parameters=QUICK)
+    member = Member(KEYS, "here")
+
+    def writes(at: int, marks: frozenset[str]) -> tuple[list[str], bool]:
+        current = Round(number=2, sealed=not marks, trigger="another has joined", participants=("another",))
+        look = GroupView(View(at, {}), at, resource, current, None, {"here": there, "another": there}, marks, {})
+        found = member.look(look).writes
+        assert found is not None
+        return found.deletes, KEYS.member("here") in found.puts
+
+    member.leave()
+    # It says that it is leaving, so that the seal leaves it out.
+    assert writes(0, frozenset({"here", "another"})) == ([], True)
+    assert writes(1, frozenset()) == ([KEYS.member("here")], False)
 
 
 def test_a_member_that_says_nothing_any_more_is_late_long_before_it_is_given_up() -> None:

@@ -38,6 +38,8 @@ class Store:
         self._store = store or SqlitePartitionStore(directory)
         self.fences: list[Fence] = []
         self.released: list[PartitionRef] = []
+        self.found: set[PartitionRef] = set()
+        """Partitions that were read ahead."""
         self.on_open: Callable[[PartitionRef], Awaitable[None]] = fine
         self.on_apply: Callable[[PartitionRef], Awaitable[Outcome | None]] = fine
         self.on_read: Callable[[PartitionRef], Awaitable[None]] = fine
@@ -57,6 +59,9 @@ class Store:
         self.fences.append(fence)
         await self.on_open(ref)
         return await self._store.open(ref, fence, least)
+
+    async def read_ahead(self, ref: PartitionRef) -> None:
+        self.found.add(ref)
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         return await asyncio.shield(self._apply(ref, changes, fence))

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from bench.bucket_costs import bucket
+
+
+class Request(NamedTuple):
+    """A request that was answered. Times are of the machine's monotonic clock, in seconds. `name`: the object's; the prefix of a LIST."""
+
+    began: float
+    ended: float
+    key_id: str
+    method: str
+    name: str
+    status: int
 
 
 class FaultyBucket:
@@ -39,6 +50,10 @@ class FaultyBucket:
     def cycles(self, first: int) -> list[tuple[str, str, str, tuple[int, int, int], int]]:
         """The openings and cycles that were taken, from that index on: object, the partition's head, key id, fence, number of the cycle."""
         return [(name, head, key_id, tuple(fence), txn) for name, head, key_id, fence, txn in self._ask(f"cycles/{first}")]
+
+    def requests(self, since: float) -> list[Request]:
+        """The requests that began then or later, and were answered, in the order of their answers."""
+        return [Request(*each) for each in self._ask(f"requests/{since}")]
 
     def _ask(self, call: str) -> Any:
         return httpx.get(f"{self.url}/-/{call}", trust_env=False, timeout=60).raise_for_status().json()

@@ -3,6 +3,8 @@
 GET /-/faults/NAME?SHARE strikes that share of the requests that NAME is about, until the next such call, and answers how many were struck
 since the last one; /-/faults ends it, and /-/struck answers how many were by now. GET /-/cycles/FIRST answers the openings and cycles of
 partitions taken from that index on, as [object, head, key id, fence, txn]: a campaign gives each process a key id of its own.
+GET /-/requests/TIME answers the requests that began then or later, as [began, ended, key id, method, object or prefix, status], in the
+order of their ends. Times are of the machine's monotonic clock, in seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
+from collections import deque
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 
@@ -117,16 +122,28 @@ class Cycles:
         self.taken.append((name, head, key_id, fence, txn))
 
 
+Request = tuple[float, float, str, str, str, int]
+REQUESTS_KEPT = 50_000
+
+
 class FaultyConnection(Connection):
     """A request at a time, as HTTP/1.1 has it."""
 
-    def __init__(self, objects: Objects, latency: Latency, faults: Faults, cycles: Cycles) -> None:
+    def __init__(self, objects: Objects, latency: Latency, faults: Faults, cycles: Cycles, requests: deque[Request]) -> None:
         super().__init__(objects, latency)
-        self._faults, self._cycles = faults, cycles
+        self._faults, self._cycles, self._requests = faults, cycles, requests
         self._fault = ""
+        self._began = 0.0
+        self._asked = "", "", ""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._began = time.monotonic()
 
     def _control(self, call: str) -> Any:
         what, _, more = call.partition("/")
+        if what == "requests":
+            return [each for each in self._requests if each[0] >= float(more)]
         if what == "cycles":
             return self._cycles.taken[int(more) :]
         if what == "faults":
@@ -135,19 +152,25 @@ class FaultyConnection(Connection):
         return self._faults.struck if what == "struck" else super()._control(call)
 
     def _act(self, method: str, url: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        path, _, query = url.partition("?")
+        name, key = path.lstrip("/").partition("/")[2], _KEY_ID.search(headers.get("authorization", ""))
+        prefix = parse_qs(query).get("prefix")
+        self._asked = key[1] if key else "", "LIST" if prefix else method, prefix[0] if prefix else unquote(name)
         self._fault = self._faults.strike(method)
         fault = FAULTS.get(self._fault)
         if fault and not fault.takes_effect:
             return _failed(fault)
-        name = url.lstrip("/").partition("/")[2]
         was_there = name in self._objects.data
         status, said, answer = super()._act(method, url, headers, body)
-        if method == "PUT" and status == 200 and (key := _KEY_ID.search(headers.get("authorization", ""))):
+        if method == "PUT" and status == 200 and key:
             self._cycles.note(name, key[1], body, was_there)
         return _failed(fault) if fault and fault.status else (status, said, answer)
 
     def _say(self, status: int, headers: dict[str, str], body: bytes) -> None:
         fault, self._fault = self._fault, ""
+        if self._asked[1]:
+            self._requests.append((self._began, time.monotonic(), *self._asked, status))
+            self._asked = "", "", ""
         if fault == "slow-read":
             asyncio.get_running_loop().call_later(SLOW, super()._say, status, headers, body)
         elif fault and FAULTS[fault].status is None:
@@ -165,4 +188,5 @@ def _failed(fault: Fault) -> tuple[int, dict[str, str], bytes]:
 
 if __name__ == "__main__":
     faults, cycles = Faults(), Cycles()
-    run(__doc__, lambda objects, latency: FaultyConnection(objects, latency, faults, cycles))
+    requests: deque[Request] = deque(maxlen=REQUESTS_KEPT)
+    run(__doc__, lambda objects, latency: FaultyConnection(objects, latency, faults, cycles, requests))

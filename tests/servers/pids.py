@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 PATIENCE = 30.0
 """Seconds until a process has to stand still."""
@@ -38,6 +39,21 @@ def _stat(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
+
+
+class CpuTime(NamedTuple):
+    """Seconds that a process's first thread, which is the one of the event loop, has computed, and waited for a CPU, since its start."""
+
+    computing: float = 0.0
+    waiting: float = 0.0
+
+
+def cpu_time(pid: int) -> CpuTime:
+    """Zeros if there is no such process."""
+    with contextlib.suppress(OSError):
+        computing, waiting, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+        return CpuTime(int(computing) / 1e9, int(waiting) / 1e9)
+    return CpuTime()
 
 
 def command_line(pid: int) -> str:

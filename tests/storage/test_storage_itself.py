@@ -378,6 +378,23 @@ async def test_of_several_owners_only_the_last_to_claim_confirms() -> None:
 
 
 @driven
+async def test_a_record_that_has_changed_since_it_was_read_ahead_is_read_again() -> None:
+    meta = MemoryMetaStore()
+    one, other = Openings(meta), Openings(meta)
+    await one.claim(REF, Fence(1, 1, 1))
+    await one.confirm(REF, Fence(1, 1, 1))
+    await other.read_ahead(REF)
+    await one.note(REF, Least(Fence(1, 1, 1), 7))
+    assert await other.claim(REF, Fence(1, 2, 1)) == Least(Fence(1, 1, 1), 7)
+    await one.read_ahead(REF)
+    await other.claim(REF, Fence(1, 4, 1))
+    with pytest.raises(FencedError, match="was claimed with"):
+        await one.claim(REF, Fence(1, 3, 1))
+    with pytest.raises(FencedError, match="was claimed by another owner"):
+        await other.confirm(REF, Fence(1, 2, 1))
+
+
+@driven
 async def test_what_the_meta_store_does_not_answer_is_tried_again() -> None:
     meta = Unsure()
     openings = Openings(meta)

@@ -91,7 +91,8 @@ class GroupMember:
     lease loses all its items. Its exceptions are logged and count as returned. Use on one event loop.
 
     `on_look` is called with each look at the group that shows other owners, members or addresses than the one before, before the handler
-    learns the consequences. Its exceptions are logged. `lapse_level`: log level for a lease that ran out.
+    learns the consequences. `on_expect` is called with items that the member will probably gain within moments, as their owner seems dead.
+    Exceptions of both are logged. `lapse_level`: log level for a lease that ran out.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class GroupMember:
         name: str | None = None,
         address: str = "",
         on_look: Callable[[GroupView], None] | None = None,
+        on_expect: Callable[[frozenset[str]], None] = lambda _: None,
         lapse_level: int = logging.WARNING,
     ) -> None:
         self._keys = Keys(check_queue_name(group, "group"))
@@ -114,6 +116,8 @@ class GroupMember:
         self.look: GroupView | None = None
         """The last look at the group."""
         self._on_look = on_look
+        self._on_expect = on_expect
+        self._expected: frozenset[str] = frozenset()
         self._lapse_level = lapse_level
         self._reader = GroupReader(self._keys)
         self._followed: Stamp = -1
@@ -195,6 +199,7 @@ class GroupMember:
                     decision = await self._look()
                     await self._serve(decision.owned, decision.lease_deadline)
                     self._carried_out()
+                    self._expect(decision.expected)
                     if decision.left:
                         return
                     if decision.writes is not None:
@@ -237,6 +242,14 @@ class GroupMember:
             except Exception:
                 log.exception("group %s: a callback of the group failed", self._keys.group)
         return self._member.look(look)
+
+    def _expect(self, expected: frozenset[str]) -> None:
+        before, self._expected = self._expected, expected
+        if new := expected - before:
+            try:
+                self._on_expect(new)
+            except Exception:
+                log.exception("group %s: a callback of the group failed", self._keys.group)
 
     async def _commit(self, writes: Writes) -> None:
         """Commit. A conflict is no error: the next look shows the outcome. Raises StoreUnavailableError for an unknown outcome."""

@@ -74,6 +74,10 @@ class OwnershipListener(Protocol):
 
     def gained(self, incarnation: str, partition: int, token: Token) -> None: ...
 
+    def expects(self, incarnation: str, partition: int) -> None:
+        """This instance will probably gain the partition within moments. Its owner may still serve it."""
+        ...
+
     async def lost(self, incarnation: str, partition: int) -> None:
         """Stop the partition; returns when nothing more can be written or answered from here. Immediate if need be."""
         ...
@@ -309,7 +313,9 @@ class Clustered:
         """Join; returns with the first share of partitions, or after FIRST_PLAN without one."""
         await self._define(meta)
         self._meta, self._tell = meta, tell
-        self._member = GroupMember(meta, GROUP, self._handle, name=self._wanted_name, address=self.address, on_look=self._look)
+        self._member = GroupMember(
+            meta, GROUP, self._handle, name=self._wanted_name, address=self.address, on_look=self._look, on_expect=self._expect
+        )
         self._peers[self._member.name] = HERE
         await self._member.join()
         with contextlib.suppress(TimeoutError):
@@ -364,6 +370,11 @@ class Clustered:
             self._tell.gained(incarnation, partition, change.token)
         else:
             await self._tell.lost(incarnation, partition)
+
+    def _expect(self, items: Iterable[str]) -> None:
+        assert self._tell is not None
+        for item in sorted(items):
+            self._tell.expects(*partition_of(item))
 
     def _look(self, look: GroupView) -> None:
         self._owners = owners(look)

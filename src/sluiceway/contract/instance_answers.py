@@ -52,7 +52,9 @@ class LastRound(Answer, frozen=True, kw_only=True):
 class GroupTimes(TypedDict, total=False):
     """The cluster's timing parameters."""
 
-    settle_timeout: Annotated[Duration, about("A round is sealed when no instance has joined it for this long.")]
+    settle_timeout: Annotated[
+        Duration, about("A round is sealed when no instance has joined it for this long; at once if it replaces one.")
+    ]
     round_interval: Annotated[Duration, about("Minimum time between two rounds.")]
     heartbeat_interval: Annotated[Duration, about("Maximum time between two rounds.")]
     beat_interval: Annotated[Duration, about("Time between two heartbeats of an instance.")]

@@ -364,6 +364,11 @@ class Service:
             # Another instance has just created the partition, or its queue. Once the record is known, its owned partitions are looked up.
             self._spawn(self._following.follow())
 
+    def expects(self, incarnation: str, partition: int) -> None:
+        driver = self._driver_of(incarnation)
+        if driver is not None:
+            driver.prepare(partition)
+
     async def lost(self, incarnation: str, partition: int) -> None:
         driver = self._driver_of(incarnation)
         self.schedule_driver.poke()

@@ -157,6 +157,19 @@ class Backend:
             with contextlib.suppress(OpeningsError):
                 await self._records.note(ref, seen)
 
+    def prepare(self, ref: PartitionRef) -> None:
+        """Read ahead what opening the partition takes, which another instance has now. In the background; if that fails, it shows when the
+        partition is opened."""
+        # For stores whose openings consist of several reads.
+        read_ahead: Callable[[PartitionRef], Awaitable[None]] | None = getattr(self._store, "read_ahead", None)
+        if read_ahead is not None and self._records is not None and not self._breaker.is_open:
+            self._spawn(self._prepare(read_ahead(ref), self._records.read_ahead(ref)))
+
+    async def _prepare(self, *reads: Awaitable[None]) -> None:
+        with contextlib.suppress(StoreUnavailableError, DamagedError, TimeoutError):
+            async with asyncio.timeout(self.write_timeout / 1000):
+                await asyncio.gather(*reads)
+
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         """PartitionStore.open, within OPEN_TIMEOUT. Also raises BackendDownError."""
         if self._store is None or not self._breaker.admits(ref, system.now()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -27,6 +27,8 @@ RECORDED: Final = "openings"
 AT_ONCE = 500
 """Records per commit: half of a commit's limit."""
 MAX_TRIES = 50
+KEPT_FOR: Millis = 10_000
+"""How long a record that was read or written is remembered for its next change."""
 PATIENCE: Millis = 10_000
 """Time limit for one step of the meta store."""
 
@@ -49,8 +51,11 @@ Change = Callable[[Opening | None], Opening | None]
 
 
 class _Waiting(NamedTuple):
+    """`keeps`: a further change of the record follows soon."""
+
     change: Change
     future: asyncio.Future[Opening | None]
+    keeps: bool
 
 
 def key_of(ref: PartitionRef) -> str:
@@ -70,6 +75,8 @@ class Openings:
 
     def __init__(self, meta: MetaStore) -> None:
         self._meta = meta
+        self._kept: dict[str, Entry] = {}
+        """Records as this process has seen them last: the next change of each need not read it, and fails if it is another by then."""
         self._waiting: list[tuple[str, _Waiting]] = []
         self._worker: asyncio.Task[None] | None = None
 
@@ -84,8 +91,12 @@ class Openings:
                 raise FencedError(f"partition {ref.incarnation}-{ref.partition} was claimed with {found.claimed}, above {fence}")
             return msgspec.structs.replace(found, claimed=fence)
 
-        found = await self._step(ref, claimed)
+        found = await self._step(ref, claimed, keeps=True)
         return None if found is None or found.opened is None else Least(found.opened, found.txn)
+
+    async def read_ahead(self, ref: PartitionRef) -> None:
+        """Read the record, so that `claim` need not."""
+        await self._step(ref, lambda _: None, keeps=True)
 
     async def confirm(self, ref: PartitionRef, fence: Fence) -> None:
         """Confirm, after `claim`, that the storage was opened with `fence`. From now on the storage must exist."""
@@ -130,9 +141,9 @@ class Openings:
                     with contextlib.suppress(ConflictError):
                         await self._meta.commit({key: None}, puts={key: text.encode()})
 
-    async def _step(self, ref: PartitionRef, change: Change) -> Opening | None:
+    async def _step(self, ref: PartitionRef, change: Change, *, keeps: bool = False) -> Opening | None:
         """Change one record. Returns its previous value."""
-        waiting = _Waiting(change, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(change, asyncio.get_running_loop().create_future(), keeps)
         self._waiting.append((key_of(ref), waiting))
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
@@ -159,29 +170,49 @@ class Openings:
             self._worker = None
 
     async def _write(self, together: dict[str, _Waiting]) -> None:
-        for _ in range(MAX_TRIES):
-            entries = (await self._meta.read(list(together))).entries
-            puts, found = dict[str, bytes](), dict[str, Opening | None]()
-            for key, waiting in list(together.items()):
-                found[key] = before = decode(entries.get(key))
-                try:
-                    after = waiting.change(before)
-                except FencedError as error:
-                    _fail([together.pop(key)], error)
-                    continue
-                if after is not None and after != before:
-                    puts[key] = msgspec.json.encode(after)
-            try:
-                if puts:
-                    checks = {key: entries[key].stamp if key in entries else None for key in puts}
-                    await self._meta.commit(checks, puts=puts)
-            except ConflictError:
-                continue
-            for key, waiting in together.items():
-                if not waiting.future.done():
-                    waiting.future.set_result(found[key])
+        kept = {key: self._kept.pop(key) for key in list(together) if key in self._kept}
+        if kept.keys() == together.keys() and await self._try(together, kept, is_fresh=False):
             return
+        for _ in range(MAX_TRIES):
+            if await self._try(together, (await self._meta.read(list(together))).entries, is_fresh=True):
+                return
         raise StoreUnavailableError(f"another instance interfered {MAX_TRIES} times")
+
+    def _keep(self, entries: Mapping[str, Entry]) -> None:
+        self._kept |= entries
+        asyncio.get_running_loop().call_later(KEPT_FOR / 1000, self._forget, list(entries))
+
+    def _forget(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._kept.pop(key, None)
+
+    async def _try(self, together: dict[str, _Waiting], entries: Mapping[str, Entry], *, is_fresh: bool) -> bool:
+        """Change the records, if they are these still. Unless they were just read, that must show in a commit of each."""
+        puts, found = dict[str, bytes](), dict[str, Opening | None]()
+        for key, waiting in list(together.items()):
+            found[key] = before = decode(entries.get(key))
+            try:
+                after = waiting.change(before)
+            except FencedError as error:
+                if not is_fresh:
+                    return False
+                _fail([together.pop(key)], error)
+                continue
+            if after is not None and after != before:
+                puts[key] = msgspec.json.encode(after)
+        if not is_fresh and puts.keys() != together.keys():
+            return False
+        self._keep({key: entries[key] for key, each in together.items() if each.keeps and key in entries and key not in puts})
+        try:
+            if puts:
+                stamp = await self._meta.commit({key: entries[key].stamp if key in entries else None for key in puts}, puts=puts)
+                self._keep({key: Entry(data, stamp) for key, data in puts.items() if together[key].keeps})
+        except ConflictError:
+            return False
+        for key, waiting in together.items():
+            if not waiting.future.done():
+                waiting.future.set_result(found[key])
+        return True
 
 
 @contextlib.contextmanager

@@ -169,6 +169,11 @@ class QueueDriver:
         self.note_room()
         self._cycle()
 
+    def prepare(self, number: int) -> None:
+        """Let the partition's backend read ahead: the partition will probably be gained soon."""
+        if number in self._backends:
+            self._backends[number].prepare(self._ref(number))
+
     def note_room(self) -> None:
         """Apply changes of the backends' low-disk state."""
         low = [number for number in self.queue.executors if self._backends[number].is_low]

@@ -148,6 +148,10 @@ class Fleet:
     def __init__(self, instances: Sequence[Instance]) -> None:
         self.instances = instances
         self.homes = len(instances)
+        self.faulty_bucket: FaultyBucket | None = None
+        """Where the partitions are, if that tells of the requests to it."""
+        self.prefix = ""
+        """The folder of the partitions in a bucket."""
 
     def start(self) -> None:
         """All at once, as after a power cut; returns when they are ready."""
@@ -230,11 +234,13 @@ class PostgresFleet(Fleet):
         ports = Lines(storage_port if meta_in_bucket else postgres.port, storage_port, 0)  # type: ignore[arg-type]
         self.lines = [] if switchboard is None else [Lines(*map(switchboard.line, ports)) for _ in range(size)]  # type: ignore[arg-type]
         super().__init__([Instance(folder, f"i{n}", self._config_of(n), command=command) for n in range(size)])
+        self.faulty_bucket = bucket if isinstance(bucket, FaultyBucket) else None
+        self.prefix = folder.name
 
     def history(self) -> History:
         """Who writes the partitions: in PostgreSQL from now on, and one must have been opened there; in a bucket from the beginning."""
         if isinstance(self._bucket, FaultyBucket):
-            return BucketHistory(self._bucket, self._prefix)
+            return BucketHistory(self._bucket, self.prefix)
         return PostgresHistory(make_conninfo("", **self._parts))
 
     def _await(self, instance: Instance) -> None:
@@ -253,22 +259,18 @@ class PostgresFleet(Fleet):
                 backend = make_conninfo("", **(parts if lines is None else parts | {"port": str(lines.storage.port)}))
                 text = f'[backends.default]\nkind = "postgres"\nurl = {json.dumps(backend)}\n'
             else:
-                text = in_bucket("default", self._bucket, self._prefix, name, None if lines is None else lines.storage.port)
+                text = in_bucket("default", self._bucket, self.prefix, name, None if lines is None else lines.storage.port)
             if self._is_cluster:
                 meta = postgres_url(parts if lines is None else parts | {"port": str(lines.meta.port)})
                 if self._bucket is not None and self._meta_in_bucket:
                     url = by_way_of(self._bucket.url, None if lines is None else lines.meta.port)
-                    meta = f"s3://tests/{self._prefix}-meta?region=none&endpoint={url}&access_key_id=tests&secret_access_key=tests"
+                    meta = f"s3://tests/{self.prefix}-meta?region=none&endpoint={url}&access_key_id=tests&secret_access_key=tests"
                 text += f"[cluster]\nmeta = {json.dumps(meta)}\n"
                 if lines is not None:
                     text += f'advertise = "http://{HOST}:{lines.peers.port}"\n'
             return text
 
         return config
-
-    @property
-    def _prefix(self) -> str:
-        return self.instances[0].log.parent.name
 
 
 class WorkerFleet(Fleet):

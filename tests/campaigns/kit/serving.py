@@ -20,12 +20,22 @@ GIVE_UP = 60.0
 """Seconds after which a partition is taken to be lost for good."""
 
 
+class Try(NamedTuple):
+    """A call to a partition, in seconds from `begun`, and how it ended."""
+
+    began: float
+    ended: float
+    outcome: str
+
+
 class Served(NamedTuple):
-    """Seconds from `begun` until the last partition was served, and which it was; those that had not been when it was given up."""
+    """Seconds from `begun` until the last partition was served, which it was, and the calls to it; those that had not been served when it
+    was given up."""
 
     seconds: float
     last: str
     missing: list[str]
+    tries: list[Try]
 
 
 class Awake(Door):
@@ -44,14 +54,19 @@ def seconds_until_served(traffic: Traffic, label: str, home: int, begun: float |
     """Ask every partition until it was served once. Calls go first to that home; the items are in the ledgers; labels must differ."""
     start = time.monotonic() if begun is None else begun
     places = [(queue, partition) for queue, count in traffic.partitions().items() for partition in range(count)]
+    tries: dict[str, list[Try]] = {f"{queue}/{partition}": [] for queue, partition in places}
 
     def until_served(place: tuple[str, int]) -> float | None:
         door = Awake(traffic.fleet, home)
         pause = threading.Event()
         for number in itertools.count():
-            if _try(traffic, door, *place, f"{place[0]}-{label}x{number}.{place[1]}.0").outcome == "done":
-                return time.monotonic() - start
-            if time.monotonic() - start > give_up:
+            began = time.monotonic() - start
+            answer = _try(traffic, door, *place, f"{place[0]}-{label}x{number}.{place[1]}.0")
+            ended = time.monotonic() - start
+            tries[f"{place[0]}/{place[1]}"].append(Try(began, ended, answer.problem or answer.outcome))
+            if answer.outcome == "done":
+                return ended
+            if ended > give_up:
                 return None
             pause.wait(POLL_INTERVAL)
         raise AssertionError("endless")
@@ -61,12 +76,13 @@ def seconds_until_served(traffic: Traffic, label: str, home: int, begun: float |
     missing = [f"{queue}/{partition}" for (queue, partition), seconds in times.items() if seconds is None]
     found = {f"{queue}/{partition}": seconds for (queue, partition), seconds in times.items() if seconds is not None}
     last = max(found, key=lambda place: found[place], default="")
-    return Served(time.monotonic() - start if missing else found[last], missing[0] if missing else last, missing)
+    shown = missing[0] if missing else last
+    return Served(time.monotonic() - start if missing else found[last], shown, missing, tries.get(shown, []))
 
 
 def longest_hole(traffic: Traffic, label: str, home: int, is_over: Callable[[], bool], give_up: float = GIVE_UP) -> Served:
     """Ask every partition again and again until it is over, and once more: the longest that one of them took to answer."""
-    longest = Served(0.0, "none", [])
+    longest = Served(0.0, "none", [], [])
     for number in itertools.count():
         was_over = is_over()
         longest = max(longest, seconds_until_served(traffic, f"{label}n{number}", home, give_up=give_up), key=lambda each: each.seconds)

@@ -69,7 +69,7 @@ class MixedFleet(PostgresFleet):
 
     def _backend(self, name: str, backend: Backend, application: str) -> str:
         if backend.bucket is not None:
-            return in_bucket(name, backend.bucket, f"{self._prefix}/{name}", application) + f"partition_affinity = {backend.affinity}\n"
+            return in_bucket(name, backend.bucket, f"{self.prefix}/{name}", application) + f"partition_affinity = {backend.affinity}\n"
         if backend.dsn:
             parts = {key: str(value) for key, value in conninfo_to_dict(backend.dsn).items()} | {"application_name": application}
             where = f'kind = "postgres"\nurl = {json.dumps(make_conninfo("", **parts))}'

@@ -45,6 +45,10 @@ CHECKPOINT_ENTRIES = 512
 """Entries of the journal after which each partition that wrote to it checkpoints. A takeover reads as many, shared by its partitions."""
 WALKS = 20
 """Times that a partition is read again because its head changed meanwhile. It changes every few hundred entries."""
+READ_AHEAD_FOR = 10.0
+"""Seconds until what was read ahead is forgotten: more than `member_timeout` exceeds `lease_timeout`."""
+READ_AHEAD_AT_ONCE = 64
+"""Partitions that are read ahead at the same time."""
 GAP = 64 << 10
 """Bytes between two blobs of an entry up to which they are read together."""
 
@@ -113,6 +117,9 @@ class BucketPartitionStore:
         self._attached: dict[PartitionRef, _Open] = {}
         """Those of the open ones that are attached to the journal. The first is due for a checkpoint first."""
         self._opening: dict[PartitionRef, asyncio.Lock] = {}
+        self._found: dict[PartitionRef, tuple[Head, str]] = {}
+        """Heads that were read ahead, with their tags."""
+        self._reading_ahead = asyncio.Semaphore(READ_AHEAD_AT_ONCE)
         self._left: dict[PartitionRef, _Left] = {}
         self._unnamed: set[str] = set()
         """Journals that a head has ceased to name since they were looked at."""
@@ -268,6 +275,26 @@ class BucketPartitionStore:
 
     # ---- opening ----------------------------------------------------------------------------------------------
 
+    async def read_ahead(self, ref: PartitionRef) -> None:
+        """Read the partition's head and entries, since its owner has probably died. The checkpoint, which may be large, is read beside the
+        journal's end.
+
+        It is as if the opening had begun now, and went on later: it replaces the head that was read here, or starts over.
+        """
+        with contextlib.suppress(*_ERRORS):
+            await self._carry_out(self._read_ahead(ref))
+
+    async def _read_ahead(self, ref: PartitionRef) -> None:
+        async with self._reading_ahead:
+            found = await self._head(ref)
+            if found is None or not found[0].life or ref in self._open_ones:
+                return
+            self._others.share_for(READ_AHEAD_FOR)
+            others = [part for part in found[0].tail if part.journal != self._journal.name]
+            await asyncio.gather(*map(self._others.read_ahead, others))
+        self._found[ref] = found
+        asyncio.get_running_loop().call_later(READ_AHEAD_FOR, self._found.pop, ref, None)
+
     async def _open(self, ref: PartitionRef, fence: Fence, least: Least | None, *, again: bool = False) -> _Open:
         """Open the partition. `again`: under the fence that it has."""
         async with self._opening.setdefault(ref, asyncio.Lock()):
@@ -276,12 +303,14 @@ class BucketPartitionStore:
 
     async def _open_once(self, ref: PartitionRef, fence: Fence, least: Least | None, again: bool) -> _Open:
         doubts = 0
+        # Under the fence that it has, this process has opened it since it was read ahead.
+        ahead = None if again else self._found.pop(ref, None)
         for _ in range(WALKS):
             if (before := self._open_ones.get(ref)) is not None:
                 # A cycle of this process is to end first, and none is to begin.
                 async with before.applying:
                     self._forget(ref)
-            found = await self._head(ref)
+            found, ahead = ahead or await self._head(ref), None
             if found is None or not found[0].life:
                 LostError.check(_name(ref), None, least)
                 await self._create(ref, None if found is None else found[1])

@@ -272,6 +272,8 @@ class Journals:
         self._endings: dict[str, asyncio.Lock] = {}
         self._ends: dict[str, int] = {}
         """Of journals that have ended, which they do once."""
+        self._listed: dict[str, range] = {}
+        """Entries that were there when a journal was read ahead: the next may be where it can be ended."""
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     def __enter__(self) -> None:
@@ -282,6 +284,12 @@ class Journals:
         self._users -= 1
         if not self._users:
             self._reads.clear()
+            self._listed.clear()
+
+    def share_for(self, seconds: float) -> None:
+        """Share what is read until then."""
+        self.__enter__()
+        asyncio.get_running_loop().call_later(seconds, self.__exit__)
 
     async def entries(self, part: Range) -> list[Entry]:
         """The entries of the range, which has an end. Raises ChangedError if one is missing, StoreUnavailableError, DamagedError."""
@@ -292,6 +300,17 @@ class Journals:
         """The entries of the range, up to the last one that is there."""
         numbers = await self._list(part)
         return [entry for entry in await self._read(part.journal, numbers) if not entry.is_ending]
+
+    async def read_ahead(self, part: Range) -> None:
+        """Read what there is of the range, for `end` and `entries`. Raises ChangedError, StoreUnavailableError, DamagedError."""
+        if part.end is not None:
+            await self.entries(part)
+            return
+        async with self._endings.setdefault(part.journal, asyncio.Lock()):
+            listed = self._listed.get(part.journal)
+            if listed is None or part.start not in range(listed.start, listed.stop + 1):
+                listed = self._listed[part.journal] = await self._list(part)
+        await self._read(part.journal, range(part.start, listed.stop))
 
     async def end(self, part: Range) -> int:
         """End the journal, if nobody has. Returns the number of its ending entry: the entries before, from the range's start on, are all
@@ -306,6 +325,9 @@ class Journals:
             return self._ends[part.journal]
 
     async def _end(self, part: Range) -> int:
+        listed = self._listed.pop(part.journal, range(0))
+        if part.start in range(listed.start, listed.stop + 1) and (end := await self._end_after(part, listed)) is not None:
+            return end
         numbers = await self._list(part)
         # Whoever asks for the end wants the entries, too. If there is an ending entry already, a second one after it does no harm.
         ending = asyncio.create_task(self._write_end(part.journal, numbers.stop))
@@ -315,6 +337,13 @@ class Journals:
             await asyncio.wait([ending])
         entries += await self._read(part.journal, range(numbers.stop, ending.result()))
         return next((entry.meta.number for entry in entries if entry.is_ending), ending.result())
+
+    async def _end_after(self, part: Range, listed: range) -> int | None:
+        """End the journal after the entries that were read ahead. None: there are others by now."""
+        if not await self._is_written(part.journal, ending_entry(listed.stop, self._nonce())):
+            return None
+        entries = await self._read(part.journal, range(part.start, listed.stop))
+        return next((entry.meta.number for entry in entries if entry.is_ending), listed.stop)
 
     async def _write_end(self, journal: str, number: int) -> int:
         """Write an ending entry, with that number or a later one. Returns its number; there may be one before it."""

@@ -44,6 +44,10 @@ class Claims:
         """The items this member has and continues to serve, with their grants."""
         return self._kept(self._divide(look, resource), resource)
 
+    def expected(self, look: GroupView, resource: Resource) -> frozenset[str]:
+        """None: which items it takes of those that become free is not known ahead."""
+        return frozenset()
+
     def may_go(self, look: GroupView) -> bool:
         """Whether no claim names this member any more."""
         return all(claim.owner != self._name for claim in look.claims.values())

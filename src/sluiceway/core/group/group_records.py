@@ -52,7 +52,8 @@ class Token(NamedTuple):
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The times of a group, in milliseconds. They belong to its resource: all members follow the same ones.
 
-    `settle_timeout`: a round is sealed once no member has joined it for this long. `round_interval`: minimum time between two rounds.
+    `settle_timeout`: a round is sealed once no member has joined it for this long, or at once if it gives up a member. `round_interval`:
+    minimum time between two rounds.
     `heartbeat_interval`: maximum time between two rounds. `beat_interval`: how often a member beats. `lease_timeout`: a member whose beat
     was not recorded for this long serves nothing. `member_timeout`: a member not seen alive for this long is given up.
     """
@@ -340,7 +341,7 @@ class Decision:
     `owned`: the items to serve, each with its token, until `lease_deadline` unless a later look extends it. First stop items that were
     served and are missing here, or have another token. Then commit `writes`, which may record that they were stopped, and look again
     whatever the commit's outcome. Also look again on any possible change, and at `wake_at` at the latest. `left`: the member is out for
-    good.
+    good. `expected`: items that it will probably own within moments, since their owner's lease has run out. Others may still serve them.
     """
 
     owned: Mapping[str, Token]
@@ -348,3 +349,4 @@ class Decision:
     writes: Writes | None
     wake_at: Millis
     left: bool = False
+    expected: frozenset[str] = frozenset()

@@ -44,9 +44,16 @@ class Beating:
         self._confirmed: Millis = 0
         """The same for the last beat known to be recorded; 0: none."""
         self.leaving = False
+        self._looked_at: Millis | None = None
+        self._looking_since: Millis = 0
+        """Since when there was no long time without a look."""
 
     def note(self, look: GroupView) -> None:
         """Update from the members' records."""
+        lease = 0 if look.resource is None else look.resource.parameters.lease_timeout
+        if self._looked_at is None or look.seen_at - self._looked_at > lease // 2:
+            self._looking_since = look.seen_at
+        self._looked_at = look.seen_at
         self.seen.keep("beat/", look.members)
         for name, record in look.members.items():
             self.seen.since(f"beat/{name}", record.beat, look.seen_at)
@@ -70,6 +77,19 @@ class Beating:
         since = self.seen.since(f"beat/{name}", record.beat, look.seen_at)
         # By the lease in its record: it may not have seen the newest parameters.
         return since + max(parameters.member_timeout, math.ceil(PATIENCE * record.lease_timeout))
+
+    def lapses_at(self, look: GroupView, name: str) -> Millis:
+        """Time at which the member's lease has run out, by this member's clock, if its beat stays unchanged.
+
+        Not counted from before a time without looks: when the meta store was away, all have been silent, and come back one by one.
+        """
+        record = look.members[name]
+        since = self.seen.since(f"beat/{name}", record.beat, look.seen_at)
+        return max(since, self._looking_since) + record.lease_timeout
+
+    def lapsed(self, look: GroupView) -> frozenset[str]:
+        """The other members whose leases have run out. They are probably dead, and are given up once they are silent."""
+        return frozenset(name for name in look.members if name != self.name and look.seen_at >= self.lapses_at(look, name))
 
     def silent(self, look: GroupView, name: str, parameters: Parameters) -> bool:
         """Whether that member's beat stood still for so long that, if that is unchanged when recorded, it surely serves nothing."""

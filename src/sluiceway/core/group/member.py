@@ -57,7 +57,8 @@ class Member:
         # A beat to be sent now may shorten the lease.
         deadline = beating.lease_deadline()
         wake_at = min(wake_at, look.seen_at + IDLE, deadline if serving else wake_at)
-        return Decision(owned, deadline, writes, max(wake_at, look.seen_at + 1))
+        expected = strategy.expected(look, resource) if serving else frozenset[str]()
+        return Decision(owned, deadline, writes, max(wake_at, look.seen_at + 1), expected=expected)
 
     def _next(self, look: GroupView, resource: Resource, strategy: Rounds | Claims | NoAssignment) -> tuple[Writes | None, Millis]:
         """The commit to make, including a beat; or None and when to look again."""

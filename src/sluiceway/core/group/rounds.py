@@ -46,6 +46,9 @@ class Rounds:
     def __init__(self, beating: Beating) -> None:
         self._beating = beating
         self._keys, self._name, self._seen = beating.keys, beating.name, beating.seen
+        self._expected: frozenset[str] = frozenset()
+        self._expected_of: object = None
+        """What `_expected` was planned from."""
 
     def owned(self, look: GroupView, resource: Resource) -> dict[str, int]:
         """The items this member serves by the plan, with their grants."""
@@ -60,12 +63,27 @@ class Rounds:
         return other in look.members and look.members[other].applied < plan.round
 
     def may_go(self, look: GroupView) -> bool:
-        """Whether the plan holds nothing of this member any more."""
+        """Whether the plan holds nothing of this member any more, and the next one will not, as it is not marked."""
         plan = look.plan
+        if self._name in look.marks:
+            return False
         if plan is None:
             return True
         in_plan = look.round is not None and self._name in look.round.participants
         return not in_plan and self._name not in plan.owners
+
+    def expected(self, look: GroupView, resource: Resource) -> frozenset[str]:
+        """The items that this member is to own once the members whose leases have run out are given up, if all others stay."""
+        plan, lapsed = look.plan, self._beating.lapsed(look)
+        if plan is None or plan.era != resource.era or not lapsed.intersection(plan.owners):
+            return frozenset()
+        live = [name for name in self._beating.live(look, resource.parameters) if name not in lapsed]
+        # Planning takes a while with thousands of items.
+        if self._expected_of != (case := (plan.round, resource.version, lapsed, live)):
+            after, _ = next_plan(look, resource, plan.round + 1, live, lapsed)
+            self._expected_of = case
+            self._expected = frozenset(after.owners.get(self._name, {}).keys() - plan.owners.get(self._name, {}).keys())
+        return self._expected
 
     def next(self, look: GroupView, resource: Resource) -> tuple[Writes | None, Millis]:
         """The round's next write for this member, or None and when to look again."""
@@ -113,9 +131,12 @@ class Rounds:
         return "heartbeat" if look.seen_at - since >= resource.parameters.heartbeat_interval else None
 
     def _quiet_until(self, look: GroupView, parameters: Parameters) -> Millis:
-        """When, without changes, the next member becomes silent or the heartbeat round is due."""
+        """When, without changes, the next member's lease runs out, one becomes silent, or the heartbeat round is due."""
         times = [self._seen.since("round", look.stamp(self._keys.round), look.seen_at) + parameters.heartbeat_interval]
-        times += [self._beating.silent_at(look, name, parameters) for name in look.members if name != self._name]
+        for name in look.members:
+            if name != self._name:
+                lapses_at = self._beating.lapses_at(look, name)
+                times.append(lapses_at if lapses_at > look.seen_at else self._beating.silent_at(look, name, parameters))
         return min(times)
 
     def _open(self, look: GroupView, trigger: str) -> Writes:
@@ -137,9 +158,11 @@ class Rounds:
     def _seal_at(self, look: GroupView, parameters: Parameters) -> Millis:
         """When, without changes, this member may seal the round: no new mark for a while, and missing members surely serve nothing."""
         marked_since = self._seen.since("marks", (look.stamp(self._keys.round), look.marks), look.seen_at)
-        times = [marked_since + parameters.settle_timeout + self._turn(look, parameters)]
-        times += [self._beating.silent_at(look, name, parameters) for name in self._missing(look)]
-        return max(times)
+        missing = self._missing(look)
+        # Nobody serves the items of a member that is given up: a newcomer gets a round of its own.
+        settle = 0 if missing else parameters.settle_timeout
+        times = [marked_since + settle, *(self._beating.silent_at(look, name, parameters) for name in missing)]
+        return max(times) + self._turn(look, parameters)
 
     def _left_and_silent(self, look: GroupView, name: str, parameters: Parameters) -> bool:
         return look.members[name].leaving and self._beating.silent(look, name, parameters)

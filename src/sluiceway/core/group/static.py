@@ -17,6 +17,10 @@ class NoAssignment:
         """Always empty."""
         return {}
 
+    def expected(self, look: GroupView, resource: Resource) -> frozenset[str]:
+        """Always empty."""
+        return frozenset()
+
     def may_go(self, look: GroupView) -> bool:
         """Always true: other members take records under this name as those of a member that has left."""
         return True
