@@ -395,7 +395,9 @@ class Clustered:
         return self._member is not None and self._member.holds
 
     def tokens(self, record: QueueRecord) -> dict[int, Token]:
-        held = self.member.items
+        if self._member is None:
+            return {}
+        held = self._member.items
         found = ((each.partition, held.get(item_of(record.incarnation, each.partition))) for each in record.partitions)
         return {number: token for number, token in found if token is not None}
 

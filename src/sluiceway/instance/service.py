@@ -139,7 +139,7 @@ class Service:
     `queue_not_found`. A call may be cancelled: its parts that have not begun do not begin. A lease whose commit is in flight is
     taken all the same, and ends by its deadline. Every change leaves an audit entry that names its author, `by`.
 
-    Call `start` before use, `stop` after. Partitions lie on the configured `backends`; partitions on any other backend are not served.
+    Call `start` before use, or `prepare`, `join` and `wait_until_open` in turn; `stop` after. Partitions lie on the configured `backends`; partitions on any other backend are not served.
     With memory backends nothing outlives the process, not even queues. `disk_reserve`: bytes that produces leave free on each disk.
     `bucket_requests`: counts that the membership's meta store is in, too.
     """
@@ -185,7 +185,13 @@ class Service:
     # ---- lifecycle --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Lock the data directory or join the cluster; finish interrupted deletions; open this instance's partitions of every queue."""
+        """All of it, until this instance's partitions are open."""
+        await self.prepare()
+        await self.join()
+        await self.wait_until_open()
+
+    async def prepare(self) -> None:
+        """Lock the data directory and open the meta store; in a cluster, load the queues: all that takes time before it has partitions."""
         keep_private(self._data)
         # Before anything is written: on a full disk the reserve is released for it.
         self.room.watch(DATA, self._data)
@@ -229,19 +235,34 @@ class Service:
             grace,
             self.room.spend,
         )
-        await self.ownership.start(self._meta, self)
-        await self._changes.drop_rest()
-        # Load all queues before the first opens: it may have items on their way to another one.
-        await self._catalog.follow()
         if not self.ownership.is_alone:
+            await self._load()
+
+    async def join(self) -> None:
+        """Get this instance's partitions: from now on it is to take requests. Without a cluster, also open them."""
+        await self.ownership.start(self.meta, self)
+        if self.ownership.is_alone:
+            await self._load()
+            await self.wait_until_open()
+        else:
+            # It may have got partitions of queues that are newer than those that it has loaded.
+            await self._catalog.follow()
             self._begin_to_follow()
-        await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
         await self.schedule_driver.start()
         await self.bundle_driver.start()
         self._spawn(self._rebalancing.coordinator.run())
         self._spawn(self._keep_compact())
         if self.room.disks:
             self._spawn(self._keep_room())
+
+    async def _load(self) -> None:
+        """Finish interrupted deletions, and load all queues before the first opens: it may have items on their way to another one."""
+        await self._changes.drop_rest()
+        await self._catalog.follow()
+
+    async def wait_until_open(self) -> None:
+        """Wait until each partition is open, or has failed once."""
+        await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
 
     async def _keep_compact(self) -> None:
         while True:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import msgspec
@@ -82,8 +83,9 @@ class Own(NamedTuple):
 class Server(uvicorn.Server):
     """Server that ends long polls before it waits for requests in flight, and treats a signal as a request to stop, not as a crash.
 
-    At a stop, `before_close` is awaited first, while the server still takes requests; all requests in flight must end within
-    `shutdown_timeout`. `on_hangup` is called at each SIGHUP. `own`: set in one of several processes.
+    `before_listen` is awaited before it takes requests; then `before_ready`, before `started` is called. At a stop, `before_close` is
+    awaited first, while the server still takes requests; all requests in flight must end within `shutdown_timeout`. `on_hangup` is called at
+    each SIGHUP. `own`: set in one of several processes.
     """
 
     def __init__(
@@ -91,6 +93,8 @@ class Server(uvicorn.Server):
         app: App,
         started: Callable[[], None],
         *,
+        before_listen: Callable[[], Awaitable[None]] | None = None,
+        before_ready: Callable[[], Awaitable[None]] | None = None,
         tls: TlsFiles | None = None,
         shutdown_timeout: Millis = SHUTDOWN_TIMEOUT,
         on_hangup: Callable[[], None] | None = None,
@@ -115,6 +119,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._started = started
+        self._before_listen, self._before_ready = before_listen, before_ready
+        self._beginning: asyncio.Future[None] | None = None
         self._on_hangup = on_hangup
         self._own = own
         self._before_close = before_close
@@ -123,9 +129,28 @@ class Server(uvicorn.Server):
         self.servers = []
         if self._own is not None:
             self.server_state.connections = Counted(self._own.seats.note)
-        self._listeners = [self._listen(sock) for sock in sockets or ()]
+        self._beginning = asyncio.ensure_future(self._begin(sockets or ()))
+        try:
+            await self._beginning
+        except asyncio.CancelledError:
+            if not self.should_exit:
+                raise
+        self._beginning = None
+
+    async def _begin(self, sockets: Sequence[socket.socket]) -> None:
+        if self._before_listen is not None:
+            await self._before_listen()
+        self._listeners = [self._listen(sock) for sock in sockets]
+        # From here on it must be shut down in order.
         self.started = True
+        if self._before_ready is not None:
+            await self._before_ready()
         self._started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self._beginning is not None:
+            self._beginning.cancel()
 
     def _listen(self, sock: socket.socket) -> Listener:
         own, tls = self._own, self.config.ssl
@@ -234,15 +259,22 @@ async def run(
     """Start the service, serve it on the bound sockets until a signal, then stop it. `ready` is called once requests are taken."""
     # If pandas is installed, pyarrow imports it at the first conversion: a second of delay that belongs before the first request.
     pa.array([b""])
-    await service.start()
+    await service.prepare()
     try:
         assembly = Assembly(service, loaded, door)
-        await assembly.start()
         spare_the_collector()
+
+        async def join() -> None:
+            await service.join()
+            await assembly.start()
+
         try:
             server = Server(
                 assembly.app,
                 ready,
+                # The partitions that it gets wait until it takes requests.
+                before_listen=join,
+                before_ready=service.wait_until_open,
                 tls=door.tls,
                 shutdown_timeout=loaded.configuration.server.shutdown_timeout,
                 on_hangup=assembly.reload_soon,

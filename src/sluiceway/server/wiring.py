@@ -49,9 +49,9 @@ class Door:
 
 
 class Assembly:
-    """The application over a started service, with keys, audit, events, metrics, and live reload.
+    """The application over a prepared service, with keys, audit, events, metrics, and live reload.
 
-    Call `start` before it serves; `stop` after, before the service is stopped.
+    Call `start` before it serves, once the service has joined; `stop` after, before the service is stopped.
     """
 
     def __init__(self, service: Service, loaded: Loaded, door: Door) -> None:
