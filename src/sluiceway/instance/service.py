@@ -139,7 +139,8 @@ class Service:
     `queue_not_found`. A call may be cancelled: its parts that have not begun do not begin. A lease whose commit is in flight is
     taken all the same, and ends by its deadline. Every change leaves an audit entry that names its author, `by`.
 
-    Call `start` before use, or `prepare`, `join` and `wait_until_open` in turn; `stop` after. Partitions lie on the configured `backends`; partitions on any other backend are not served.
+    Call `start` before use, or `prepare`, `join` and `wait_until_open` in turn; `stop` after. Partitions lie on the configured `backends`;
+    partitions on any other backend are not served.
     With memory backends nothing outlives the process, not even queues. `disk_reserve`: bytes that produces leave free on each disk.
     `bucket_requests`: counts that the membership's meta store is in, too.
     """

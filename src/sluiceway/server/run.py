@@ -84,8 +84,8 @@ class Server(uvicorn.Server):
     """Server that ends long polls before it waits for requests in flight, and treats a signal as a request to stop, not as a crash.
 
     `before_listen` is awaited before it takes requests; then `before_ready`, before `started` is called. At a stop, `before_close` is
-    awaited first, while the server still takes requests; all requests in flight must end within `shutdown_timeout`. `on_hangup` is called at
-    each SIGHUP. `own`: set in one of several processes.
+    awaited first, while the server still takes requests; all requests in flight must end within `shutdown_timeout`. `on_hangup` is called
+    at each SIGHUP. `own`: set in one of several processes.
     """
 
     def __init__(
