@@ -55,9 +55,9 @@ def check_commit(was: GroupView, now: GroupView, keys: Keys, unseen: Collection[
     """Check a commit's effect on the plan.
 
     A commit that seals a round assigns exactly the resource's items to exactly the marked members, within the queues' member limits, and
-    without limits with the fewest moves. A commit that changes the plan without a round leaves every remaining assignment as it is, and
-    gives new items to participants only. `unseen`: members whose records were created after the commit was decided, such as a member that
-    had marked itself and was gone.
+    without limits with the fewest moves. If it gives members up, of the marked ones only those of the last round take part, if there are
+    any. A commit that changes the plan without a round leaves every remaining assignment as it is, and gives new items to participants
+    only. `unseen`: members whose records were created after the commit was decided, such as a member that had marked itself and was gone.
     """
     if was.resource is not None and was.resource != now.resource:
         check(now.resource is not None and now.resource.version > was.resource.version, "the resource has changed under its old version")
@@ -76,6 +76,8 @@ def check_commit(was: GroupView, now: GroupView, keys: Keys, unseen: Collection[
     check(was.round is not None and not was.round.sealed, "sealed twice")
     takes_part = set(now.round.participants)
     due = {name for name in was.marks & was.members.keys() if not was.members[name].leaving and name not in unseen}
+    if was.members.keys() - now.members.keys():
+        due = due.intersection(was.round.participants) or due
     check(due <= takes_part <= was.marks, f"{takes_part} take part, {was.marks} had marked themselves, not leaving: {due}")
     check(now.plan.resource_version == now.resource.version, "the plan is of another version of the resource")
     _check_plan(was, now, now.resource)

@@ -176,6 +176,30 @@ def test_a_member_that_beats_after_all_is_not_given_up() -> None:
     assert not rig.store.commit(sealing)
 
 
+def test_what_a_dead_member_had_goes_to_those_who_expect_it_though_a_newcomer_is_there() -> None:
+    """They are prepared for it. The newcomer gets its share a round later."""
+    rig = Rig(("v", "w", "x", "y"))
+    rig.go_on("a", "b")
+    theirs = rig.plan().owners["a"].keys()
+    expected = set[str]()
+    while "a" in rig.view().members:
+        rig.go_on("b", "c", rounds=1)
+        expected |= rig.look("b").expected
+        assert not rig.look("c").expected
+    assert expected == theirs
+    assert rig.plan().owners.keys() == {"b"}
+    rig.go_on("b", "c")
+    assert {name: len(items) for name, items in rig.plan().owners.items()} == {"b": 2, "c": 2}
+
+
+def test_newcomers_take_over_where_nobody_else_is_left() -> None:
+    rig = Rig(("x",))
+    rig.go_on("a")
+    while "a" in rig.view().members:
+        rig.go_on("b", rounds=1)
+    assert rig.plan().owners.keys() == {"b"}
+
+
 def test_who_had_an_item_before_the_last_owner_is_waited_for() -> None:
     rig = Rig(("x",), parameters=LONG)
     rig.go_on("a", "b", "c")

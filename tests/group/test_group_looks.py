@@ -130,22 +130,6 @@ def test_what_a_member_has_whose_lease_has_run_out_is_expected_by_those_that_the
     asyncio.run(story())
 
 
-def test_a_newcomer_expects_what_members_have_for_whom_its_round_waits() -> None:
-    async def story() -> None:
-        async with group_of("memory:", 1) as group:
-            patient = msgspec.structs.replace(QUICK, lease_timeout=600_000, member_timeout=800_000)
-            await define(group.store, "exporters", ITEMS, parameters=patient)
-            await until(lambda: group.divided(0))
-            await group.members[0].stop()
-            expected: set[str] = set()
-            newcomer = GroupMember(group.store, "exporters", Notes(), on_expect=expected.update)
-            group.members.append(newcomer)
-            await newcomer.join()
-            await until(lambda: expected == {*ITEMS})
-
-    asyncio.run(story())
-
-
 def test_after_a_time_without_looks_nobody_is_taken_for_dead_at_once() -> None:
     """When the meta store comes back, each member sees the others' old records first."""
     resource = Resource(items=tuple(ITEMS), parameters=QUICK)

@@ -73,17 +73,14 @@ class Rounds:
         return not in_plan and self._name not in plan.owners
 
     def expected(self, look: GroupView, resource: Resource) -> frozenset[str]:
-        """The items that this member is to own once the members are given up that are probably dead, if all others stay."""
-        plan, gone = look.plan, self._beating.lapsed(look)
-        if look.round is not None and not look.round.sealed and look.seen_at >= self._settled_at(look, resource.parameters):
-            # Who has just joined does not know for how long they have been silent.
-            gone |= {*self._missing(look)}
-        if plan is None or plan.era != resource.era or not gone.intersection(plan.owners):
+        """The items that this member is to own once the members whose leases have run out are given up, if all others stay."""
+        plan, lapsed = look.plan, self._beating.lapsed(look)
+        if plan is None or plan.era != resource.era or not lapsed.intersection(plan.owners):
             return frozenset()
-        live = [name for name in self._beating.live(look, resource.parameters) if name not in gone]
+        heirs = _heirs(look, [name for name in self._beating.live(look, resource.parameters) if name not in lapsed])
         # Planning takes a while with thousands of items.
-        if self._expected_of != (case := (plan.round, resource.version, gone, live)):
-            after, _ = next_plan(look, resource, plan.round + 1, live, gone)
+        if self._expected_of != (case := (plan.round, resource.version, lapsed, heirs)):
+            after, _ = next_plan(look, resource, plan.round + 1, heirs, lapsed)
             self._expected_of = case
             self._expected = frozenset(after.owners.get(self._name, {}).keys() - plan.owners.get(self._name, {}).keys())
         return self._expected
@@ -96,11 +93,8 @@ class Rounds:
             if self._name in self._missing(look):
                 # A leaving member records that first.
                 return (Writes() if self._beating.leaving else self._mark(look, look.round)), now
-            seal_at, settled_at = self._seal_at(look, parameters), self._settled_at(look, parameters)
-            if now >= seal_at:
-                return self._seal(look, resource, look.round), now
-            # Once it has settled but for some, it is known what to expect.
-            return None, settled_at if now < settled_at < seal_at else seal_at
+            seal_at = self._seal_at(look, parameters)
+            return (self._seal(look, resource, look.round), now) if now >= seal_at else (None, seal_at)
         trigger = self._trigger(look, resource)
         if trigger is None:
             return None, self._quiet_until(look, parameters)
@@ -163,13 +157,10 @@ class Rounds:
 
     def _seal_at(self, look: GroupView, parameters: Parameters) -> Millis:
         """When, without changes, this member may seal the round: no new mark for a while, or missing members surely serve nothing."""
-        # Nobody serves the items of a member that is given up: a newcomer gets a round of its own.
+        marked_since = self._seen.since("marks", (look.stamp(self._keys.round), look.marks), look.seen_at)
         silent_at = [self._beating.silent_at(look, name, parameters) for name in self._missing(look)]
-        return max(silent_at, default=self._settled_at(look, parameters)) + self._turn(look, parameters)
-
-    def _settled_at(self, look: GroupView, parameters: Parameters) -> Millis:
-        """When there has been no new mark for a while."""
-        return self._seen.since("marks", (look.stamp(self._keys.round), look.marks), look.seen_at) + parameters.settle_timeout
+        # Nobody serves the items of a member that is given up: nothing is waited for but that.
+        return max(silent_at, default=marked_since + parameters.settle_timeout) + self._turn(look, parameters)
 
     def _left_and_silent(self, look: GroupView, name: str, parameters: Parameters) -> bool:
         return look.members[name].leaving and self._beating.silent(look, name, parameters)
@@ -183,6 +174,8 @@ class Rounds:
         keys = self._keys
         given_up = self._missing(look) + [name for name in look.members if self._left_and_silent(look, name, resource.parameters)]
         members = [name for name in sorted(look.marks) if name in look.members and not look.members[name].leaving]
+        if given_up:
+            members = _heirs(look, members)
         plan, moved = next_plan(look, resource, current.number, members, given_up)
         sealed = msgspec.structs.replace(
             current, sealed=True, participants=tuple(members), moved=moved, kept=len(resource.items) - moved if members else 0
@@ -217,6 +210,12 @@ class Rounds:
             duration=look.seen_at - self._seen.since("round", look.stamp(self._keys.round), look.seen_at),
             moves=tuple(told(look.plan, plan)),
         )
+
+
+def _heirs(look: GroupView, members: list[str]) -> list[str]:
+    """Those of the members that take over what a member had that is given up, which nobody serves: not newcomers, if there are others.
+    These are prepared for it; newcomers get a round of their own."""
+    return [name for name in members if look.round is not None and name in look.round.participants] or members
 
 
 def next_plan(look: GroupView, resource: Resource, number: int, members: Iterable[str], given_up: Iterable[str]) -> tuple[Plan, int]:
