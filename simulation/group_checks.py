@@ -76,7 +76,7 @@ def check_commit(was: GroupView, now: GroupView, keys: Keys, unseen: Collection[
     check(was.round is not None and not was.round.sealed, "sealed twice")
     takes_part = set(now.round.participants)
     due = {name for name in was.marks & was.members.keys() if not was.members[name].leaving and name not in unseen}
-    if was.members.keys() - now.members.keys():
+    if was.round is not None and was.members.keys() - now.members.keys():
         due = due.intersection(was.round.participants) or due
     check(due <= takes_part <= was.marks, f"{takes_part} take part, {was.marks} had marked themselves, not leaving: {due}")
     check(now.plan.resource_version == now.resource.version, "the plan is of another version of the resource")

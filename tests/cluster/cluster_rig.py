@@ -172,6 +172,12 @@ class Cluster:
 
     async def start(self, name: str) -> Service:
         """One more instance; returns when it has its share."""
+        service = self.add(name)
+        await service.start()
+        return service
+
+    def add(self, name: str) -> Service:
+        """One more instance, which is not started."""
         meta = self.metas[name] = Meta(self.meta)
         store = self.stores[name] = Store(self.folder, MemoryPartitionStore(self.disk))
         opening: Callable[[], MetaStore] = lambda: meta  # noqa: E731 - typed
@@ -179,7 +185,6 @@ class Cluster:
         service = Service(self.folder / name, self.backends, membership=membership, open_store=lambda *_: store)
         self.wires.instances[name] = service
         self.services.append(service)
-        await service.start()
         return service
 
     async def leave(self, name: str) -> None:

@@ -136,6 +136,32 @@ def test_after_a_death_others_take_over_and_what_was_acknowledged_is_there(tmp_p
     asyncio.run(run())
 
 
+def test_an_instance_is_given_partitions_when_it_can_serve_them_and_serves_before_they_are_open(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a") as (made, (a,)):
+            await a.create_queue(spec("q", 6))
+            b, opens = made.add("b"), asyncio.Event()
+
+            async def hold(_: PartitionRef) -> None:
+                await opens.wait()
+
+            made.stores["b"].on_open = hold
+            await b.prepare()
+            assert b.queue("q").queue_name == "q", "it has loaded the queue"
+            for number in range(6):
+                await put(a, "q", number, f"item {number}")
+            assert len(shares(a, "q")) == 6, "it is given nothing yet"
+            await b.join()
+            await eventually(lambda: len(shares(a, "q")) == 3)
+            # It takes requests, for what the others have.
+            assert payloads((await b.lease("q", Lease("c", 6, max_partitions=6, request_timeout=20_000))).batches)
+            opens.set()
+            await b.wait_until_open()
+            assert len(shares(b, "q")) == 3
+
+    asyncio.run(run())
+
+
 def test_what_an_instance_has_whose_lease_has_run_out_is_read_ahead_by_the_others(tmp_path: Path) -> None:
     async def run() -> None:
         times = msgspec.structs.replace(MORTAL, member_timeout=75_000)

@@ -253,6 +253,27 @@ async def test_a_connection_that_was_made_and_not_accepted_is_served(tmp_path: P
     await service.stop()
 
 
+@driven
+async def test_a_server_that_is_told_to_stop_while_it_begins_takes_no_requests(tmp_path: Path) -> None:
+    service, begins, ready = Service(tmp_path), asyncio.Event(), list[bool]()
+
+    async def join() -> None:
+        begins.set()
+        await asyncio.Event().wait()
+
+    await service.start()
+    with bind("127.0.0.1", 0) as sock:
+        server = run.Server(create_app(service), lambda: ready.append(True), before_listen=join)
+        serving = asyncio.create_task(server.serve([sock]))
+        await begins.wait()
+        server.handle_exit(signal.SIGTERM, None)
+        await serving
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(sock.getsockname(), timeout=PATIENCE)
+    assert not ready
+    await service.stop()
+
+
 def test_a_stop_does_not_wait_for_tls_connections_that_are_kept_for_later(tmp_path: Path) -> None:
     """Their clients do not look, so they do not close their side: the whole of shutdown_timeout was waited for."""
     files = Files(tmp_path / "tls")

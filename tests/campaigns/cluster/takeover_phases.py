@@ -54,8 +54,8 @@ def openings(requests: Sequence[Request], partition: str, entries: Collection[st
                 break
             yield Phase(written.began, written.ended, f"{process}: head written")
             cycles = (each for each in own if each.name in entries and each.method == "PUT" and each.began >= written.ended)
-            if first := next(cycles, None):
-                yield Phase(first.began, first.ended, f"{process}: first cycle written")
+            for which, cycle in zip(("first", "second"), cycles, strict=False):
+                yield Phase(cycle.began, cycle.ended, f"{process}: {which} cycle written")
             free_at = written.ended
 
 

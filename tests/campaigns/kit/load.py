@@ -58,6 +58,7 @@ class Answer(NamedTuple):
     body: Any = None
     problem: str = ""
     """The code that the server gave, or `not reached`, or `no answer`."""
+    detail: str = ""
 
 
 def millis(text: str) -> int:
@@ -91,7 +92,7 @@ def _call(http: httpx.Client, address: Address, url: str, name: str, fields: dic
     problem = answer.json()
     if not problem["retryable"]:
         raise AssertionError(f"{name}: {answer.text}")
-    return Answer("unknown" if problem["code"] == "outcome_unknown" else "refused", problem=problem["code"])
+    return Answer("unknown" if problem["code"] == "outcome_unknown" else "refused", problem=problem["code"], detail=problem["detail"])
 
 
 class Load:
