@@ -159,8 +159,8 @@ def rows_of_slots(rows: Rows, slots: Sequence[tuple[int, int]], chosen: Containe
 
 def _runs_of(slots: Offsets) -> tuple[tuple[int, int], ...]:
     """Each slot of sorted rows, with their number."""
-    edges = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
-    return tuple((int(slots[begin]), end - begin) for begin, end in pairwise(edges))
+    edges = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), len(slots)]
+    return tuple(zip(slots[edges[:-1]].tolist(), [end - begin for begin, end in pairwise(edges)], strict=True))
 
 
 def in_runs(rows: Rows, by_key: bool, by_priority: bool) -> Division:

@@ -168,14 +168,12 @@ def check_sizes(batch: pa.RecordBatch) -> None:
         ("kind", MAX_TEXT_BYTES),
         ("encoding", MAX_TEXT_BYTES),
         ("reference", MAX_TEXT_BYTES),
-        ("key", MAX_KEY_BYTES),
-        ("unique_key", MAX_KEY_BYTES),
     ):
         if name in batch.schema.names:
             _check_lengths(batch.column(name), name, limit)
     for name in ("key", "unique_key"):
         if name in batch.schema.names:
-            _check_not_empty(batch.column(name), name)
+            _check_lengths(batch.column(name), name, MAX_KEY_BYTES, may_be_empty=False)
     if "headers" in batch.schema.names:
         headers = batch.column("headers")
         if headers.null_count < len(headers) and headers.get_total_buffer_size() > MAX_HEADER_BYTES:
@@ -191,23 +189,19 @@ def _check_headers(headers: pa.MapArray) -> None:
         raise SluicewayError("invalid_request", f"items[{over[0]}].headers: larger than {MAX_HEADER_BYTES} bytes", "items")
 
 
-def _check_not_empty(column: pa.Array, name: str) -> None:
-    row = pc.index(pc.binary_length(column), 0).as_py()
-    if row >= 0:
-        raise SluicewayError("invalid_request", f"items[{row}].{name}: must not be empty; leave it out, or pass null", "items")
-
-
-def _check_lengths(column: pa.Array, name: str, limit: int) -> None:
+def _check_lengths(column: pa.Array, name: str, limit: int, *, may_be_empty: bool = True) -> None:
     if len(column) == 0:
         return
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    if int(ends[-1]) - int(ends[0]) <= limit:
+    if may_be_empty and int(ends[-1]) - int(ends[0]) <= limit:
         # The whole column is within the limit of one row, so no row needs a check.
         return
     lengths = np.diff(ends)
     if column.null_count:
         # Null rows may have bytes.
-        lengths = np.where(column.is_null().to_numpy(zero_copy_only=False), 0, lengths)
-    over = int(np.argmax(lengths > limit)) if lengths.size and int(lengths.max()) > limit else -1
-    if over >= 0:
-        raise SluicewayError("invalid_request", f"items[{over}].{name}: larger than {limit} bytes", "items")
+        lengths = np.where(column.is_null().to_numpy(zero_copy_only=False), 1, lengths)
+    if int(lengths.max()) > limit:
+        raise SluicewayError("invalid_request", f"items[{int(np.argmax(lengths > limit))}].{name}: larger than {limit} bytes", "items")
+    if not (may_be_empty or lengths.all()):
+        detail = f"items[{int(np.argmin(lengths))}].{name}: must not be empty; leave it out, or pass null"
+        raise SluicewayError("invalid_request", detail, "items")

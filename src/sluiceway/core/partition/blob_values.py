@@ -71,6 +71,9 @@ class BlobValues:
 
     def split_sorted(self, rows: Offsets) -> ValueCounts:
         """The same of any rows, sorted."""
-        indices = np.searchsorted(np.frombuffer(self._starts, np.uint32), rows, "right") - 1
-        edges = [0, *(np.flatnonzero(np.diff(indices)) + 1).tolist(), len(rows)] if len(rows) else [0]
-        return [self._values[indices[begin]] for begin in edges[:-1]], [until - start for start, until in pairwise(edges)]
+        if not len(rows):
+            return [], []
+        runs = np.searchsorted(np.frombuffer(self._starts, np.uint32), rows, "right") - 1
+        edges = [0, *(np.flatnonzero(runs[1:] != runs[:-1]) + 1).tolist(), len(rows)]
+        values = np.frombuffer(self._values, np.uint64)[runs[edges[:-1]]]
+        return values.tolist(), [until - start for start, until in pairwise(edges)]
