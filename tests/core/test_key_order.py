@@ -67,6 +67,8 @@ class World:
         """The items of each lease that there was."""
         self.staged: dict[str, Disposition] = {}
         """What was staged for leased items, but for those that are to be completed."""
+        self.sent: dict[int, list[str]] = {}
+        """Items on their way to another queue, by transfer."""
 
     def follow(self, keys: KeyRules) -> None:
         self.rig.commit()
@@ -86,6 +88,8 @@ class World:
             self.end,
             self.tick,
             self.drop,
+            self.send,
+            self.call_back,
         ]
         for _ in range(self.random.choice([20, 80])):
             self.random.choice(acts)()
@@ -236,6 +240,26 @@ class World:
             self.rig.machine.log.drop(array_of(offsets), self.now)
         self.rig.commit()
         self.look_again()
+
+    def send(self) -> None:
+        """Some items leave the line for another queue."""
+        self.rig.commit()
+        chosen = {each.offset: each.payload.decode() for each in self.rig.ready() if self.random.random() < 0.3}
+        number, taken = self.rig.machine.transfers.redrive(array_of(sorted(chosen)), "elsewhere", self.now)
+        assert taken.tolist() == sorted(chosen)
+        if chosen:
+            self.sent[number] = [*chosen.values()]
+        for name in chosen.values():
+            self.things[name].state = "sent"
+
+    def call_back(self) -> None:
+        """There is no such queue any more: each is where it was."""
+        self.rig.commit()
+        if self.sent:
+            number = self.random.choice(sorted(self.sent))
+            self.rig.machine.transfers.call_back(number)
+            for name in self.sent.pop(number):
+                self.things[name].state = "waiting"
 
     def run_now(self) -> None:
         """Those that hold up their keys are served again."""

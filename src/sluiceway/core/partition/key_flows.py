@@ -42,6 +42,7 @@ MANY = 16
 _NONE = -1
 _PLACE_BITS = 48
 """Of a rank: the place where an item was stored. Above is its level, which falls from 9 to 0 as the priority rises."""
+_PLACES = (1 << _PLACE_BITS) - 1
 _DEFAULT_LEVEL = MAX_PRIORITY - DEFAULT_PRIORITY
 NO_WEIGHTS: Mapping[int, int] = MappingProxyType({})
 _BLOCK = 1024
@@ -200,7 +201,9 @@ class KeyFlows:
         if self.rules.priority:
             self._enter_by_priority(keys, extent, at, counts)
             return
-        if len(keys) >= MANY and extent.rows is None and len(set(keys)) == len(keys):
+        # What comes back may belong in the midst of a torn flow's segment; what is new follows everything.
+        follows = extent.rows is None and (not self._torn or extent.first == extent.blob.number + extent.row)
+        if follows and len(keys) >= MANY and len(set(keys)) == len(keys):
             self._enter_many(keys, extent, at, np.array(counts))
             return
         for key, items in zip(keys, counts, strict=True):
@@ -529,6 +532,8 @@ class KeyFlows:
         after = self._first[number] if before == _NONE else self._next[before]
         while after != _NONE and self._rank[after] < rank:
             before, after = after, self._next[after]
+        if before != _NONE and number in self._torn:
+            after = self._split(number, before, rank)
         self._next[segment] = after
         if before == _NONE:
             self._first[number] = segment
@@ -538,6 +543,23 @@ class KeyFlows:
             self._last[number] = segment
         if self.rules.priority and (after == _NONE or self._rank[after] >> _PLACE_BITS != rank >> _PLACE_BITS):
             self._levels.add(number, rank, segment)
+
+    def _split(self, number: int, segment: int, rank: int) -> int:
+        """Cut off what the segment, of another extent, has behind that rank: one that has left it comes back there. Returns the segment
+        that follows it now."""
+        extent, at, count = self._segment_at(segment)
+        behind = self._rank[segment] & ~_PLACES
+        places = extent.rows_at(at, count) + (behind + extent.blob.number)
+        stay = int(places.searchsorted(rank))
+        if stay == count:
+            return self._next[segment]
+        rest = self._segment(extent, at + stay, count - stay, behind)
+        self._next[rest], self._next[segment], self._count[segment] = self._next[segment], rest, stay
+        if self._last[number] == segment:
+            self._last[number] = rest
+        if self.rules.priority and self._levels.last(number, behind) == segment:
+            self._levels.add(number, behind, rest)
+        return rest
 
     def _before(self, number: int, rank: int) -> int:
         """A segment before that rank, perhaps the last of them; _NONE: there may be none."""
