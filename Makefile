@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-bucket test-cluster test-keys test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank spec clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-backup test-bucket test-cluster test-keys test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank spec clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -182,6 +182,9 @@ bench-scale: setup ## What size costs: long lines, single leases, mass expiry, m
 
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
 	@$(BIN)/python $(if $(ROUNDS),-m tests.campaigns.crash $(ROUNDS),-m pytest -m crash) $(ARGS)
+
+test-backup: setup ## Back up a real server at random moments under load, restore each, and compare with a ledger (ROUNDS=n: 5 n backups)
+	@$(BIN)/python -m tests.server.backup_rounds $(or $(ROUNDS),20)
 
 test-cluster: setup ## Kill, freeze, cut off and stop instances of real clusters under load (ARGS='kills --seconds 30': some of it)
 	@$(BIN)/python -m tests.campaigns.cluster $(ARGS)

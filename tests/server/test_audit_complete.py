@@ -25,6 +25,7 @@ LOOKS = "it only looks"
 EXCEPTIONS = {
     **{f"/v1/queue.{verb}": ITEMS for verb in ("produce", "lease", "complete", "retry", "release", "extend", "settle")},
     **dict.fromkeys(("/v1/keys.list", "/v1/audit.list", "/v1/config.show", "/v1/backends.list"), LOOKS),
+    **dict.fromkeys(("/v1/backups.records", "/v1/backups.blobs", "/v1/backups.end"), "the backup that they read has an entry"),
     "/v1/consumers.report": "it is of the moment, and forgotten",
     "/v1/instances.update": "a server that is alone has no such times; tests/cluster/test_cluster_times.py has its entry",
 }
@@ -137,6 +138,11 @@ def bundle(caller: Caller) -> str:
 MADE["/v1/bundles.create"] = lambda caller: bundle(caller)
 MADE["/v1/bundles.close"] = lambda caller: caller.ask("bundles.close", id=bundle(caller))
 MADE["/v1/bundles.cancel"] = lambda caller: caller.ask("bundles.cancel", id=bundle(caller))
+
+
+@made("/v1/backups.begin")
+def _begin_backup(caller: Caller) -> None:
+    caller.ask("backups.begin")
 
 
 @made("/v1/queue.resume")

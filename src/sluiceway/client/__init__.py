@@ -51,6 +51,7 @@ from sluiceway.client.errors import CallError
 from sluiceway.client.http_exchange import DEFAULT_URL
 from sluiceway.client.item_calls import Item, Retry, Verdict
 from sluiceway.client.queue_calls import Settings, Verb
+from sluiceway.contract.backup_answers import BackupBegun, BackupPartition, BlobsPart, RecordsPart
 from sluiceway.contract.bundle_answers import BundleInfo, BundlePage, FollowUpInfo
 from sluiceway.contract.capture_answers import TaskAlarm, TaskGroup, TaskList, TaskMember, TaskPartition, TaskSummary, UnseenTasks
 from sluiceway.contract.consumer_answers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
@@ -91,6 +92,9 @@ __all__ = [
     "AuditEntry",
     "AuditPage",
     "Backoff",
+    "BackupBegun",
+    "BackupPartition",
+    "BlobsPart",
     "Browsed",
     "BrowsedItem",
     "BundleInfo",
@@ -143,6 +147,7 @@ __all__ = [
     "RebalancePage",
     "RebalancePlan",
     "RebalanceProgress",
+    "RecordsPart",
     "Redriven",
     "Released",
     "Reloaded",

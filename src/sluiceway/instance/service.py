@@ -42,6 +42,7 @@ from sluiceway.core.queue.routing import HERE, numbers_of
 from sluiceway.core.queue.timer_pacing import TimerPace
 from sluiceway.instance.adoption_mark import check_not_adopted
 from sluiceway.instance.backend_changes import BackendChanges
+from sluiceway.instance.backups import Backups
 from sluiceway.instance.bundle_catalog import Bundles
 from sluiceway.instance.bundle_driver import BundleDriver
 from sluiceway.instance.health import check_backends, check_meta, check_partitions
@@ -57,6 +58,7 @@ from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.local.backend_pool import BackendInfo, BackendPool, OpenStore
 from sluiceway.local.blob_cache import BlobCache
 from sluiceway.local.clock_watch import ClockWatch
+from sluiceway.local.commit_gate import CommitGate
 from sluiceway.local.disk_room import DATA, LOOK_INTERVAL, DiskRoom
 from sluiceway.local.dispatch import perform
 from sluiceway.local.queue_catalog import Catalog
@@ -233,9 +235,11 @@ class Service:
             self.clock,
             self._router.owner_of,
             TimerPace(),
+            gate := CommitGate(),
             grace,
             self.room.spend,
         )
+        self.backups = Backups(self._drivers, self.ownership, self._meta, self._audit, gate)
         if not self.ownership.is_alone:
             await self._load()
 
@@ -315,6 +319,7 @@ class Service:
         """Finish requests in flight and release the directory. Waiting leases are answered empty."""
         await self.schedule_driver.stop()
         await self.bundle_driver.stop()
+        self.backups.stop()
         for task in self._tasks:
             task.cancel()
         if self._tasks:

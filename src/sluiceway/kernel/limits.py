@@ -74,6 +74,15 @@ SNAPSHOT_READ = 30_000
 MAX_SNAPSHOT_AGE = 3_600_000
 """Maximum lifetime of a snapshot in milliseconds: it pins disk space that cannot be reclaimed."""
 
+BACKUP_IDLE = 60_000
+"""Milliseconds a backup is kept after a part of it was read: it keeps the stored records in memory, and blobs in the stores."""
+
+BACKUP_PART_BYTES = 8 << 20
+"""Stored bytes in one answer of a backup, unless its first blob alone is larger."""
+
+MAX_BACKUP_BLOBS = 10_000
+"""Blobs that one call of a backup names."""
+
 MAX_SEARCHED = 100_000
 """Items compared by one call of a search: tens of milliseconds of processor time, unless payloads are large. More take several."""
 

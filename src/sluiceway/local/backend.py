@@ -293,6 +293,16 @@ class Backend:
             # Not counted as a failure: a read reopens no partition, so nothing would notice that the backend answers again.
             raise StoreUnavailableError(f"no answer within {self.write_timeout} ms") from None
 
+    async def browse(self, ref: PartitionRef) -> Snapshot:
+        """PartitionStore.browse, within OPEN_TIMEOUT. Also raises BackendDownError."""
+        if self._store is None or self._breaker.is_open:
+            raise BackendDownError(self.why_down)
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT / 1000):
+                return await self._store.browse(ref)
+        except TimeoutError:
+            raise StoreUnavailableError(f"no answer within {OPEN_TIMEOUT} ms") from None
+
     async def reusable(self, ref: PartitionRef) -> int:
         """Bytes that can be written to that partition without taking disk room, as far as the store knows; 0 if unknown."""
         # For stores that reuse the room of deleted data.

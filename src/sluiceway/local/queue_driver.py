@@ -19,6 +19,7 @@ from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.group.group_records import Token
 from sluiceway.core.partition.compaction import Compaction
 from sluiceway.core.partition.queries import load
+from sluiceway.core.partition.recording import Recording
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.core.queue.consumer_activity import ConsumerBook
 from sluiceway.core.queue.handler_times import HandlerTimes
@@ -46,6 +47,7 @@ from sluiceway.kernel.limits import COMPACTION_INTERVAL, TIMER_BATCH
 from sluiceway.local.backend import Backend, BackendDownError
 from sluiceway.local.blob_cache import BlobCache
 from sluiceway.local.clock_watch import ClockWatch
+from sluiceway.local.commit_gate import CommitGate
 from sluiceway.local.deletion_guard import DeletionGuard
 from sluiceway.local.row_fetcher import PartitionHandle, RowFetcher
 from sluiceway.local.transfers import SendTransfer, Transfers
@@ -96,7 +98,7 @@ class Waiter(NamedTuple):
 class SharedContext(NamedTuple):
     """Context shared by all drivers of an instance. `backend` finds one by name; `holds` tells whether gained partitions are still its own;
     `may_reopen` whether a queue whose deletion was begun still exists, and stays; `snapshots` are those that partitions keep; `ask_owner`
-    asks a partition's current owner."""
+    asks a partition's current owner; commits pass the `gate`."""
 
     backend: Callable[[str], Backend]
     cache: BlobCache
@@ -107,6 +109,7 @@ class SharedContext(NamedTuple):
     clock: ClockWatch
     ask_owner: Callable[[QueueRecord, int, Any], Awaitable[Any]]
     pace: TimerPace
+    gate: CommitGate
     takeover_grace: Millis = 0
     spend: Callable[[int], None] = lambda nbytes: None
     """Called with the bytes that a produce is about to add."""
@@ -150,6 +153,8 @@ class QueueDriver:
         """Whether the circuit breaker was open when this was last logged."""
         self.watchers: set[asyncio.Event] = set()
         """Set after each cycle."""
+        self.recordings: dict[int, Recording] = {}
+        """Partitions whose stored records are followed, to be backed up."""
         self.transfers = Transfers(self.queue, lambda: self.record, self.rows, context.bury, self._stop_partition, self._cycle)
         self.configure(record)
 
@@ -245,6 +250,7 @@ class QueueDriver:
 
     async def stop(self) -> None:
         """Answer waiting leases empty, let commits in flight finish, and stop. Every request gets an answer."""
+        await self._context.gate.opened()
         self._stopped = True
         # Release waiters for partitions that will not open now.
         self._unopened.clear()
@@ -259,6 +265,7 @@ class QueueDriver:
         self._cycle()
         while self._tasks:
             await asyncio.wait(self._tasks)
+            await self._context.gate.opened()
             self._cycle()
         for number in self.queue.executors:
             self._backends[number].detach(self._ref(number))
@@ -272,6 +279,7 @@ class QueueDriver:
     async def catch_up(self) -> None:
         """Run every cycle that is due, until none is and nothing is in flight. For use after the clock was moved ahead."""
         while True:
+            await self._context.gate.opened()
             self._run_cycle(TIMER_BATCH)
             while self._tasks:
                 await asyncio.wait(self._tasks)
@@ -303,6 +311,16 @@ class QueueDriver:
             data = encode_sparse(kept)
             nbytes = int(kept.batch.nbytes)
             await self.ask(Compact(partition, opening, wanted.blob, len(kept.rows), nbytes, data, COMPACTION_INTERVAL))
+
+    def fence_of(self, executor: PartitionExecutor) -> Fence:
+        """The fence under which the partition was last opened here."""
+        return self._fence(executor.number, executor.opening)
+
+    async def follow_records(self, number: int) -> None:
+        """Begin to follow the stored records of a partition served here, anew if they are followed already. Raises DamagedError,
+        StoreUnavailableError."""
+        recording = self.recordings[number] = Recording()
+        recording.begin(await self._backends[number].browse(self._ref(number)))
 
     def configure(self, record: QueueRecord) -> None:
         """Apply a new record. Partitions that it no longer has are served no more: they were sealed before."""
@@ -434,7 +452,7 @@ class QueueDriver:
     def _run_cycle(self, timers: int) -> None:
         """Run one cycle that handles at most `timers` expired leases and due entries."""
         self._cycle_due = False
-        if self._ended:
+        if self._ended or self._context.gate.holds(self._cycle):
             return
         self._drop_lapsed()
         began, cpu_began = system.stopwatch(), system.cpu_seconds()
@@ -497,6 +515,7 @@ class QueueDriver:
         if isinstance(effect, Reply):
             self._reply(effect)
         elif isinstance(effect, Commit):
+            self._context.gate.enter()
             self._spawn(self._commit(effect))
         elif isinstance(effect, Open) and not self._stopped:
             self._spawn(self._open(effect))
@@ -552,7 +571,12 @@ class QueueDriver:
         except Exception:
             log.exception("queue %s, partition %d: a commit failed", self.record.queue_name, effect.partition)
             outcome = Outcome.UNKNOWN
+        finally:
+            # The rest awaits nothing, so a closing gate sees its effects.
+            self._context.gate.leave()
         self._delivery.drop(effect)
+        if outcome is Outcome.DONE and effect.partition in self.recordings:
+            self.recordings[effect.partition].note(effect.changes)
         self.queue.committed(effect.partition, effect.opening, outcome, system.now(), at_once=at_once)
         self._cycle()
 

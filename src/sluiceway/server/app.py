@@ -18,6 +18,7 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
+from sluiceway.server.backup_calls import BackupCalls
 from sluiceway.server.bundle_calls import BundleCalls
 from sluiceway.server.endpoints import Endpoint, Page
 from sluiceway.server.fast_path import Direct, WholeRequest
@@ -26,6 +27,7 @@ from sluiceway.server.health_probes import Health
 from sluiceway.server.http import (
     ARROW,
     JSON,
+    PACKED,
     PROBLEM,
     PROTOBUF,
     Body,
@@ -125,6 +127,7 @@ class App:
             RebalanceCalls(service),
             ScheduleCalls(service),
             BundleCalls(service),
+            BackupCalls(service),
             InstanceCalls(service),
         )
         self.endpoints = [*(endpoint for room in rooms for endpoint in room.endpoints()), *fittings.endpoints]
@@ -276,7 +279,8 @@ class App:
         body = await endpoint.handle(request)
         other = only_other(served_by)
         hint = [] if other is None else [(b"x-sluiceway-served-by", other.encode())]
-        await send.respond(200, ARROW if request.wants_arrow and endpoint.gives_arrow else JSON, body, request.request_id, *hint)
+        kind = PACKED if endpoint.gives_packed else ARROW if request.wants_arrow and endpoint.gives_arrow else JSON
+        await send.respond(200, kind, body, request.request_id, *hint)
 
     async def _get(self, page: Page, request: Request, send: Send) -> None:
         if page.action is not None:

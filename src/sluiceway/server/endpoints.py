@@ -24,7 +24,7 @@ class Endpoint:
     be one. An answer of several types, depending on the call, is a union. `action`: the right that a key needs; the handler checks it for
     each queue that the call names, by `request.permit`, before it looks up the queue. None: any key may call; the call concerns no queue.
     `errors`: its error codes beside those of every call. `redirects`: it answers with the address of another instance if the request allows
-    that.
+    that. `gives_packed`: the answer, of that type, is in MessagePack.
     """
 
     path: str
@@ -37,6 +37,7 @@ class Endpoint:
     query: type[msgspec.Struct] | None = None
     gives_arrow: bool = False
     redirects: bool = False
+    gives_packed: bool = False
 
     @property
     def takes_arrow(self) -> bool:

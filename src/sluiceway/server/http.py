@@ -26,6 +26,7 @@ JSON: Final = b"application/json"
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 PROBLEM: Final = b"application/problem+json"
 PROTOBUF: Final = protobuf.CONTENT_TYPE
+PACKED: Final = b"application/vnd.msgpack"
 
 _TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,64}")

@@ -18,7 +18,7 @@ from sluiceway.contract.instance_answers import GroupTimes
 from sluiceway.kernel.errors import KINDS
 from sluiceway.server.docs_page import HEADERS, api_page, errors_page
 from sluiceway.server.endpoints import Endpoint, Page, Reply
-from sluiceway.server.http import ARROW, JSON, PROBLEM, Request
+from sluiceway.server.http import ARROW, JSON, PACKED, PROBLEM, Request
 from sluiceway.server.openapi_fields import FIELDS
 from sluiceway.wire.shapes import Problem
 
@@ -160,6 +160,8 @@ class _Description:
             parameters += self._query(endpoint.query, "Only with an Arrow body, in place of the JSON fields. ", required=False)
         kinds = [self._made[kind] for kind in _kinds(endpoint.answer)]
         answers: Json = {JSON.decode(): {"schema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}}
+        if endpoint.gives_packed:
+            answers = {PACKED.decode(): answers[JSON.decode()]}
         if endpoint.gives_arrow:
             answers[ARROW.decode()] = {"schema": {}}
         return {

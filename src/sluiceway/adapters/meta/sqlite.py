@@ -141,6 +141,20 @@ class SqliteMetaStore:
                 db.execute("DELETE FROM entry WHERE value IS NULL AND stamp <= ?", (stamp - HISTORY,))
         return stamp
 
+    async def fill(self, stamp: Stamp, entries: Mapping[str, Entry]) -> None:
+        """Give a new, empty store these entries with their stamps, in one commit, and `stamp` as its own. Raises StoreUnavailableError."""
+
+        def fill() -> None:
+            with self._transaction("BEGIN IMMEDIATE"):
+                self._db.execute("UPDATE store SET stamp = ?", (stamp,))
+                rows = ((key.encode(), entry.stamp, entry.value) for key, entry in entries.items())
+                self._db.executemany("INSERT INTO entry VALUES (?, ?, ?)", rows)
+
+        try:
+            await self._run(fill)
+        except apsw.Error as error:
+            raise StoreUnavailableError(f"meta store: {error}") from error
+
     def _stamp(self) -> Stamp:
         row: Any = self._db.execute("SELECT stamp FROM store").fetchone()
         return int(row[0])

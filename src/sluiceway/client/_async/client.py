@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from sluiceway.client import (
     admin_calls,
     answers,
+    backup_calls,
     bundle_calls,
     consumer_common,
     item_calls,
@@ -27,6 +28,7 @@ from sluiceway.client.item_calls import Check, Key, Retry, State, Verdict
 from sluiceway.client.protocol import Duration
 from sluiceway.client.queue_calls import Settings, Verb
 from sluiceway.client.rebalance_calls import Drain
+from sluiceway.contract.backup_answers import BackupBegun, BlobsPart, RecordsPart
 from sluiceway.contract.bundle_answers import BundleInfo, BundlePage
 from sluiceway.contract.capture_answers import TaskGroup, TaskList
 from sluiceway.contract.consumer_answers import ConsumerPage
@@ -53,10 +55,10 @@ class AsyncClient:
     A failed attempt is repeated for `retry_for`, with growing, jittered pauses. An attempt that surely did nothing but may succeed later
     (`unavailable`, `storage_full`, `queue_paused`, `too_many_requests`, no connection) is repeated for every call. An attempt whose outcome
     is unknown is repeated only if that is safe: not for `create_queue`, `delete_queue`, `redrive` (but for a dry run), `rebalance`,
-    `rebalance_many`, `cancel_rebalance`, `create_key`, `create_schedule`, `run_schedule`, `delete_schedule`, `create_bundle`, an
-    `update_queue` with a `version`, a `lease` without a `lease_key`, and a produce without a key. A call that is not repeated again raises
-    its last error, or `outcome_unknown` if an earlier attempt may have taken effect. A single attempt takes at most its `request_timeout`
-    (30 s) and a few seconds. `retry_for="0s"` never repeats.
+    `rebalance_many`, `cancel_rebalance`, `create_key`, `create_schedule`, `run_schedule`, `delete_schedule`, `create_bundle`,
+    `begin_backup`, an `update_queue` with a `version`, a `lease` without a `lease_key`, and a produce without a key. A call that is not
+    repeated again raises its last error, or `outcome_unknown` if an earlier attempt may have taken effect. A single attempt takes at most
+    its `request_timeout` (30 s) and a few seconds. `retry_for="0s"` never repeats.
 
     With `generate_keys`, a produce without a key is given a generated one, so that repeating it never stores an item twice. The server
     remembers that key for ten minutes (longer if the call may take longer), and at most a million keys per partition.
@@ -816,6 +818,33 @@ class AsyncClient:
     async def cancel_bundle(self, id: str) -> BundleInfo:
         """End a bundle without its follow-up, and return it. Its items stay. Raises `bundle_closed` for one whose follow-up is produced."""
         return await self._channel.run(bundle_calls.cancel_bundle(id))
+
+    # -- backups -------------------------------------------------------------------------------------------------------
+
+    async def begin_backup(self) -> BackupBegun:
+        """Begin a backup of the server, and return it: everything that is stored as of this moment. Needs the scope `admin`.
+
+        Read all of it with `backup_records` and `backup_blobs`, then call `end_backup`. One that is not read for a minute ends by itself,
+        and further calls raise `snapshot_gone`. Most users want the command `sluiceway backup`. Raises `too_many_requests` while there is
+        another backup, `unavailable` unless every partition is open, `partition_damaged`, and `invalid_request` for an instance of a
+        cluster.
+        """
+        return await self._channel.run(backup_calls.begin_backup())
+
+    async def backup_records(
+        self, backup_id: str, incarnation: str | None = None, partition: int | None = None, start: int = 0
+    ) -> RecordsPart:
+        """Return a part of the records of a partition in a backup, or of the meta store, from `start` on. Its `next` is the `start` of the
+        next part, None on the last."""
+        return await self._channel.run(backup_calls.backup_records(backup_id, incarnation, partition, start))
+
+    async def backup_blobs(self, backup_id: str, incarnation: str, partition: int, blobs: Iterable[int]) -> BlobsPart:
+        """Return the first of these blobs (at most 10,000) of a partition in a backup, by number: as many as fit into one answer."""
+        return await self._channel.run(backup_calls.backup_blobs(backup_id, incarnation, partition, list(blobs)))
+
+    async def end_backup(self, backup_id: str) -> None:
+        """End a backup, so that the server can drop what it only kept for it."""
+        await self._channel.run(backup_calls.end_backup(backup_id))
 
     # -- schedules -----------------------------------------------------------------------------------------------------
 

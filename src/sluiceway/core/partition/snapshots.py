@@ -7,6 +7,7 @@ keeps them from being dropped when their rows are settled.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -88,3 +89,8 @@ class Snapshot:
             limit -= len(found[-1].piece.rows)
             at += 1
         return found
+
+
+def of_blobs(blobs: Iterable[Blob]) -> Snapshot:
+    """A snapshot without items, which keeps these blobs, pinned until its time is over."""
+    return Snapshot([Run(blob, blob.number, 0, None, 0, 0, None, 0, 0, Standing()) for blob in blobs])

@@ -1,0 +1,57 @@
+"""A backup in a directory, as a restore reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from sluiceway.adapters.lock import DirectoryInUseError
+from sluiceway.cli.backup_directory import Manifest, Pieces
+from sluiceway.cli.backup_directory import SavedPartition as Saved
+from sluiceway.instance.configuration import load
+from sluiceway.instance.restoration import Restored, SavedPartition, restore
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.model.changes import PartitionRef
+from sluiceway.ports.partition_store import DamagedError, FencedError, StoreUnavailableError
+
+
+class DirectoryBackup:
+    """The backup in a directory, as `restore` reads it."""
+
+    def __init__(self, manifest: Manifest, pieces: Pieces) -> None:
+        self._manifest, self._pieces = manifest, pieces
+        self._saved = {PartitionRef(each.incarnation, each.partition): each for each in manifest.partitions}
+
+    @property
+    def layouts(self) -> tuple[int, int]:
+        return self._manifest.meta_layout, self._manifest.partition_layout
+
+    @property
+    def partitions(self) -> Sequence[SavedPartition]:
+        return [SavedPartition(ref, each.queue_name, each.backend) for ref, each in self._saved.items()]
+
+    def meta(self) -> Iterator[bytes]:
+        return map(self._pieces.read, self._manifest.meta)
+
+    def records(self, ref: PartitionRef) -> Iterator[bytes]:
+        return map(self._pieces.read, self._of(ref).records)
+
+    def blobs(self, ref: PartitionRef) -> Iterator[tuple[int, bytes]]:
+        return ((blob.number, self._pieces.read(blob.piece)) for blob in self._of(ref).blobs)
+
+    def _of(self, ref: PartitionRef) -> Saved:
+        return self._saved[ref]
+
+
+def restore_backup(source: DirectoryBackup, data: Path, config: Path | None, tell: Callable[[Restored], None]) -> Restored:
+    """Restore the backup into `data` and the storage that the configuration names. Raises as `restore` does, and `unavailable`."""
+    configuration = load(config).configuration
+    if configuration.cluster.meta:
+        raise invalid("config", "restore into a server of its own first, then bring it into the cluster: sluiceway cluster adopt DIR")
+    try:
+        return asyncio.run(restore(source, data, configuration.backends, tell))
+    except DirectoryInUseError as error:
+        raise SluicewayError("unavailable", str(error), "data") from error
+    except (StoreUnavailableError, DamagedError, FencedError, OSError) as error:
+        raise SluicewayError("unavailable", f"nothing was restored: {error}", "data") from error

@@ -1,0 +1,403 @@
+"""Backups of a running instance, and what a restore makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
+from sluiceway.cluster.ownership import GRANT, Clustered
+from sluiceway.core.group.group_records import Keys, Resource
+from sluiceway.core.partition.records import Header, pack, unpack_header
+from sluiceway.instance import backups, restoration
+from sluiceway.instance.backups import Backup, Backups
+from sluiceway.instance.restoration import GRANTS, NUMBERS, SavedPartition, renewed, restore, skipped
+from sluiceway.instance.service import Service
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.ids import ItemId
+from sluiceway.local.audit_trail import AuditTrail
+from sluiceway.local.commit_gate import CommitGate
+from sluiceway.model.access import SYSTEM
+from sluiceway.model.backends import DEFAULT_BACKENDS, PostgresBackend, SqliteBackend
+from sluiceway.model.changes import PartitionRef, Snapshot
+from sluiceway.model.meta import Entry
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import Disposition, ProduceKey, Redrive
+from sluiceway.testing.drive import driven
+from tests.instance.instance_rig import PATIENCE, eventually, lease, payloads, produce, serving, settle, spec, total
+
+DEAD = Disposition("dead", reason="broken")
+
+
+class Saved:
+    """All of a backup, as `restore` reads it."""
+
+    layouts = (1, 1)
+
+    def __init__(self) -> None:
+        self.partitions: list[SavedPartition] = []
+        self.meta_parts: list[bytes] = []
+        self.record_parts: dict[PartitionRef, list[bytes]] = {}
+        self.blob_data: dict[PartitionRef, dict[int, bytes]] = {}
+
+    def meta(self) -> Iterator[bytes]:
+        return iter(self.meta_parts)
+
+    def records(self, ref: PartitionRef) -> Iterator[bytes]:
+        return iter(self.record_parts[ref])
+
+    def blobs(self, ref: PartitionRef) -> Iterator[tuple[int, bytes]]:
+        return iter(self.blob_data[ref].items())
+
+
+async def read(service: Service, backup: Backup) -> Saved:
+    """Read a backup to its end, and end it."""
+    saved = Saved()
+    start: int | None = 0
+    while start is not None:
+        part = service.backups.records(backup.id, None, start)
+        saved.meta_parts.append(part.data)
+        start = part.next
+    for ref, partition in backup.partitions.items():
+        saved.partitions.append(SavedPartition(ref, partition.queue_name, partition.backend))
+        saved.record_parts[ref], left, start = [], list[int](), 0
+        while start is not None:
+            part = service.backups.records(backup.id, ref, start)
+            saved.record_parts[ref].append(part.data)
+            left += [number for number, _ in part.blobs]
+            start = part.next
+        saved.blob_data[ref] = {}
+        while left:
+            saved.blob_data[ref] |= (await service.backups.blobs(backup.id, ref, left)).blobs
+            left = [number for number in left if number not in saved.blob_data[ref]]
+    service.backups.end(backup.id)
+    return saved
+
+
+async def taken(service: Service) -> Saved:
+    return await read(service, await service.backups.begin(SYSTEM))
+
+
+@contextlib.asynccontextmanager
+async def restored(saved: Saved, data: Path) -> AsyncIterator[Service]:
+    """A service on the restored data."""
+    await restore(saved, data, DEFAULT_BACKENDS, lambda _: None)
+    service = Service(data)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+@driven
+async def test_items_leases_and_keys_are_as_at_the_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Everything in many parts.
+    monkeypatch.setattr(backups, "BACKUP_PART_BYTES", 200)
+    monkeypatch.setattr(restoration, "SLICE_BYTES", 100)
+    monkeypatch.setattr(restoration, "SLICE_RECORDS", 2)
+    async with serving(tmp_path / "data") as (service, _):
+        await service.create_queue(spec("q", 3, dead_queue=None))
+        for number in range(20):
+            await produce(service, "q", f"{number}.a", f"{number}.b")
+        first = await produce(service, "q", "once", key=ProduceKey("k"))
+        leased = await lease(service, "q", 5, most=3)
+        saved = await taken(service)
+        later = await produce(service, "q", "later")
+        await settle(service, "q", await lease(service, "q", 100, most=3))
+    async with restored(saved, tmp_path / "new") as service:
+        assert total(service, "q") == 41
+        assert sum(each.total_leased for each in service.stats("q").partitions) == 5
+        again = await produce(service, "q", "once", key=ProduceKey("k"))
+        assert (again.deduplicated, again.first_offset) == (True, first.first_offset)
+        assert (await settle(service, "q", leased)).completed == 5
+        new = await produce(service, "q", "new")
+        assert new.first_offset >= NUMBERS > later.first_offset
+        rest = await lease(service, "q", 100, most=3)
+        assert all(each.number > NUMBERS for each in rest.leases)
+        found = [*payloads(leased.batches), *payloads(rest.batches)]
+        assert sorted(found) == sorted(["once", "new", *(f"{number}.{each}" for number in range(20) for each in "ab")])
+        assert (await settle(service, "q", rest)).completed == 37
+
+
+@driven
+async def test_a_restored_server_restarts_and_is_backed_up_again(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as (service, _):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", "a")
+        saved = await taken(service)
+    async with restored(saved, tmp_path / "new") as service:
+        await produce(service, "q", "b")
+    service = Service(tmp_path / "new")
+    await service.start()
+    saved = await taken(service)
+    await service.stop()
+    async with restored(saved, tmp_path / "newest") as service:
+        leased = await lease(service, "q")
+        assert payloads(leased.batches) == ["a", "b"]
+        assert (await produce(service, "q", "c")).first_offset >= 2 * NUMBERS
+
+
+@driven
+async def test_what_is_settled_while_a_backup_is_read_is_in_it(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as (service, store):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", "a", "b")
+        backup = await service.backups.begin(SYSTEM)
+        (ref,) = backup.partitions
+        await settle(service, "q", await lease(service, "q"))
+        assert total(service, "q") == 0
+        saved = await read(service, backup)
+        (number,) = saved.blob_data[ref]
+        # Then nothing needs it.
+        async with asyncio.timeout(PATIENCE):
+            while await store.read(ref, [number]):  # noqa: ASYNC110 - the drop has no event to await
+                await asyncio.sleep(0.002)
+    async with restored(saved, tmp_path / "new") as service:
+        assert payloads((await lease(service, "q")).batches) == ["a", "b"]
+
+
+@driven
+async def test_a_commit_in_flight_is_awaited_and_none_begins_meanwhile(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as (service, store):
+        await service.create_queue(spec("q", 2))
+        await produce(service, "q", "a")
+        going, may_end = asyncio.Event(), asyncio.Event()
+        began: list[PartitionRef] = []
+
+        async def slow(ref: PartitionRef) -> Outcome | None:
+            began.append(ref)
+            going.set()
+            await may_end.wait()
+            return None
+
+        store.on_apply = slow
+        first = asyncio.create_task(produce(service, "q", "b"))
+        await going.wait()
+        taking = asyncio.create_task(service.backups.begin(SYSTEM))
+        await eventually(lambda: service.backups._share._gate.holds(lambda: None))
+        second = asyncio.create_task(produce(service, "q", "c"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(began) == 1
+        assert not taking.done()
+        may_end.set()
+        saved = await read(service, await taking)
+        await asyncio.gather(first, second)
+    async with restored(saved, tmp_path / "new") as service:
+        assert sorted(payloads((await lease(service, "q", most=2)).batches)) == ["a", "b"]
+
+
+@driven
+async def test_records_are_read_once_whatever_is_committed_meanwhile(tmp_path: Path) -> None:
+    """So commits are not held back while they are read."""
+    async with serving(tmp_path / "data") as (service, store):
+        await service.create_queue(spec("q", 2))
+        await produce(service, "q", "a")
+        read_ones: list[PartitionRef] = []
+        browse = store.browse
+
+        async def reading(ref: PartitionRef) -> Snapshot:
+            read_ones.append(ref)
+            found = await browse(ref)
+            for text in "bcd":
+                await produce(service, "q", text)
+            return found
+
+        store.browse = reading  # type: ignore[method-assign]
+        saved = await taken(service)
+        assert len(read_ones) == len(set(read_ones)) == 2
+    async with restored(saved, tmp_path / "new") as service:
+        assert sorted(payloads((await lease(service, "q", most=2)).batches)) == sorted("abcdbcd")
+
+
+@driven
+async def test_a_commit_that_does_not_end_refuses_the_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "PATIENCE", 20)
+    async with serving(tmp_path / "data") as (service, store):
+        await service.create_queue(spec("q"))
+        may_end = asyncio.Event()
+
+        async def slow(_: PartitionRef) -> Outcome | None:
+            await may_end.wait()
+            return None
+
+        store.on_apply = slow
+        producing = asyncio.create_task(produce(service, "q", "a"))
+        await eventually(lambda: bool(service.backups._share._gate._in_flight))
+        with pytest.raises(SluicewayError, match="has not ended within 20ms"):
+            await service.backups.begin(SYSTEM)
+        may_end.set()
+        await producing
+        assert (await taken(service)).partitions
+
+
+def _all_arrived(service: Service) -> bool:
+    return not any(part.transferring for name in ("q", "dead") for part in service.stats(name).partitions)
+
+
+@driven
+async def test_an_item_on_its_way_to_the_dead_queue_is_there_once(tmp_path: Path) -> None:
+    """Backups at every step of many transfers, there and back."""
+    async with serving(tmp_path / "data") as (service, _):
+        await service.create_queue(spec("dead", 2))
+        await service.create_queue(spec("q", 2, dead_queue="dead"))
+        await produce(service, "q", *(f"{number}" for number in range(50)))
+        saved: list[Saved] = []
+
+        async def bury() -> None:
+            while len(saved) < 15:
+                await settle(service, "q", await lease(service, "q", 3, most=2), DEAD)
+
+        async def dig_up() -> None:
+            while len(saved) < 15:
+                await service.redrive("dead", Redrive(10_000, 5))
+                await asyncio.sleep(0)
+
+        async def back_up() -> None:
+            while len(saved) < 15:
+                saved.append(await taken(service))
+
+        await asyncio.gather(bury(), dig_up(), back_up())
+    for number, each in enumerate(saved):
+        async with restored(each, tmp_path / f"new-{number}") as service:
+            await eventually(partial(_all_arrived, service))
+            assert total(service, "q") + total(service, "dead") == 50
+
+
+@driven
+async def test_a_reopened_partition_ends_what_it_kept(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as (service, _):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", "a")
+        backup = await service.backups.begin(SYSTEM)
+        (ref,) = backup.partitions
+        await service._drivers["q"].reload(10_000)
+        await settle(service, "q", await lease(service, "q"))
+        with pytest.raises(SluicewayError) as caught:
+            await service.backups.blobs(backup.id, ref, [0])
+        assert caught.value.code == "snapshot_gone"
+        service.backups.end(backup.id)
+        assert (await taken(service)).partitions
+
+
+@driven
+async def test_a_backup_that_is_not_read_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path / "data") as (service, _):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", "a")
+        backup = await service.backups.begin(SYSTEM)
+        with pytest.raises(SluicewayError) as caught:
+            await service.backups.begin(SYSTEM)
+        assert caught.value.code == "too_many_requests"
+        monkeypatch.setattr(backups, "BACKUP_IDLE", 10)
+        service.backups.records(backup.id, None, 0)
+        await eventually(lambda: not service.backups._share.is_used)
+        with pytest.raises(SluicewayError) as caught:
+            service.backups.records(backup.id, None, 0)
+        assert caught.value.code == "snapshot_gone"
+
+
+@driven
+async def test_an_instance_of_a_cluster_refuses() -> None:
+    meta = MemoryMetaStore()
+    refusing = Backups({}, Clustered("a", ""), meta, AuditTrail(meta), CommitGate())
+    with pytest.raises(SluicewayError, match="an instance of a cluster"):
+        await refusing.begin(SYSTEM)
+
+
+@driven
+async def test_a_partition_that_is_not_open_refuses(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as (service, _):
+        await service.create_queue(spec("q", 2))
+        service._drivers["q"]._stop_partition(1, ValueError("broken"))
+        with pytest.raises(SluicewayError) as caught:
+            await service.backups.begin(SYSTEM)
+        assert caught.value.code == "unavailable"
+
+
+# -- restore ------------------------------------------------------------------------------------------------------------
+
+
+async def a_backup(folder: Path) -> Saved:
+    async with serving(folder / "data") as (service, _):
+        await service.create_queue(spec("q", 2))
+        for text in "abcd":
+            await produce(service, "q", text)
+        return await taken(service)
+
+
+@driven
+async def test_storage_elsewhere_is_restored_too_and_must_be_empty(tmp_path: Path) -> None:
+    saved, disk = await a_backup(tmp_path), MemoryDisk()
+    backends = {"default": PostgresBackend(url="postgresql://elsewhere")}
+    await restore(saved, tmp_path / "new", backends, lambda _: None, open_store=lambda *_: MemoryPartitionStore(disk))
+    service = Service(tmp_path / "new", backends, open_store=lambda *_: MemoryPartitionStore(disk))
+    await service.start()
+    assert sorted(payloads((await lease(service, "q", most=2)).batches)) == list("abcd")
+    await service.stop()
+    with pytest.raises(SluicewayError, match="of queue 'q' already"):
+        await restore(saved, tmp_path / "newer", backends, lambda _: None, open_store=lambda *_: MemoryPartitionStore(disk))
+    assert not (tmp_path / "newer").exists()
+    assert len(disk.partitions) == 2
+
+
+@driven
+async def test_a_failed_restore_leaves_nothing(tmp_path: Path) -> None:
+    saved, disk = await a_backup(tmp_path), MemoryDisk()
+
+    def broken(_: PartitionRef) -> Iterator[bytes]:
+        if any(partition.blobs for partition in disk.partitions.values()):
+            raise invalid("dir", "damaged")
+        return Saved.records(saved, _)
+
+    saved.records = broken  # type: ignore[method-assign, assignment]
+    with pytest.raises(SluicewayError, match="damaged"):
+        await restore(saved, tmp_path / "new", DEFAULT_BACKENDS, lambda _: None, open_store=lambda *_: MemoryPartitionStore(disk))
+    assert not disk.partitions
+    assert os.listdir(tmp_path) == ["data"]
+
+
+@driven
+async def test_what_cannot_be_restored_is_refused(tmp_path: Path) -> None:
+    saved = await a_backup(tmp_path)
+    with pytest.raises(SluicewayError, match="is not empty"):
+        await restore(saved, tmp_path / "data", DEFAULT_BACKENDS, lambda _: None)
+    with pytest.raises(SluicewayError, match="has partitions of backend 'default'"):
+        await restore(saved, tmp_path / "new", {"other": SqliteBackend()}, lambda _: None)
+    saved.layouts = (1, 1_000)
+    with pytest.raises(SluicewayError, match="newer version"):
+        await restore(saved, tmp_path / "new", DEFAULT_BACKENDS, lambda _: None)
+
+
+def test_offsets_and_leases_begin_above_all_that_were_given() -> None:
+    empty = unpack_header(skipped(pack(Header(next=7, head=7, lease_number=3))))
+    assert (empty.next, empty.head, empty.lease_number) == (NUMBERS + 7, NUMBERS + 7, NUMBERS + 3)
+    waiting = unpack_header(skipped(pack(Header(next=7, head=5))))
+    assert (waiting.next, waiting.head) == (NUMBERS + 7, 5)
+    assert len(str(ItemId("k7f3q2ma", 999, 1_000 * NUMBERS))) < 64
+
+
+def test_owners_of_a_restored_store_are_above_those_before() -> None:
+    group = Keys("exporters")
+    resource = msgspec.json.encode(Resource(items=("a",), era=3))
+    before = {
+        GRANT: b"3000000000",
+        group.resource: resource,
+        f"{group.members}m": b"{}",
+        "opened/x/0": b"{}",
+        "backend/default": b"x",
+        "apikey/k": b"kept",
+    }
+    after = renewed({key: Entry(value, 1) for key, value in before.items()})
+    assert after.keys() == {GRANT, group.resource, "apikey/k"}
+    assert int(after[GRANT].value) == 3_000_000_000 + GRANTS
+    assert msgspec.json.decode(after[group.resource].value, type=Resource).era == 103
