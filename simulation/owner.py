@@ -30,6 +30,7 @@ from sluiceway.core.queue.tickets import (
     Request,
     Result,
     TakeOut,
+    TakeTokens,
     Ticket,
     Transfer,
     TransferEnd,
@@ -322,6 +323,8 @@ class Owner:
                 self.world.after(self.world.latency(), lambda: self.queue.carry_over(self, effect))
         elif isinstance(effect, Forward):
             raise AssertionError("an intent names a partition that the logical queue has not")
+        elif isinstance(effect, TakeTokens):
+            raise AssertionError("no queue of this world has a rate")
         elif isinstance(effect.error, InjectedMistakeError):
             self.world.note(self.queue.incarnation, "partition", effect.partition, "made a mistake")
         else:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from sluiceway.cli import redrive
-from sluiceway.cli.stats import open_circuits
+from sluiceway.cli.stats import binding_limits, open_circuits
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, CircuitBreaker, RetryBackoff
 from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.kernel.errors import SluicewayError
@@ -310,3 +310,10 @@ def test_stats_say_which_circuit_breakers_are_open_and_until_when() -> None:
     ]
     (line,) = open_circuits(QueueStats(queue_name="q", logical_queues=shares[:1]))
     assert line.startswith("Circuit open since")
+
+
+def test_stats_say_where_consumers_wait_for_a_limit_of_the_queue() -> None:
+    alone = LogicalQueueStats(instance="a", limited_by="rate", lease_waiting=3)
+    assert binding_limits(QueueStats(queue_name="q", logical_queues=[alone])) == ["At the queue's rate: 3 waiting consumers"]
+    both = QueueStats(queue_name="q", logical_queues=[alone, LogicalQueueStats(instance="b")])
+    assert binding_limits(both) == ["At the queue's rate on a: 3 waiting consumers"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from simulation.store import Store
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.tickets import Commit, Fault, Open, Reply, Request, Result, Ticket, Transfer
+from sluiceway.core.queue.tickets import Commit, Effect, Fault, Open, Reply, Request, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows
@@ -104,12 +104,16 @@ class Rig:
                 self.opens[effect.partition] = effect
             elif isinstance(effect, Transfer):
                 self.transfers.append(effect)
-            else:
+            elif not self.other(effect):
                 assert isinstance(effect, Fault)
                 self.faults.append(effect)
         assert not self.queue.index.overlooked()
         landed = [ticket for ticket in self.queue._routed.values() if not ticket.awaiting]
         assert not landed, "a produce that has landed is kept with its payload"
+
+    def other(self, effect: Effect) -> bool:
+        """Carry out an effect of which this rig does not know. False: nor does this one."""
+        return False
 
     def wait(self, millis: Millis) -> None:
         """Let time pass, with a turn whenever the queue asks for one."""

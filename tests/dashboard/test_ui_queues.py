@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -155,6 +156,18 @@ def test_the_summary_of_a_queue_with_order_has_its_keys(server: Running) -> None
     assert rows(text, "keys-oldest") == rows(text, "keys-busiest")
     eventually(lambda: '<span class="figure">0</span> of them servable' in page(server, f"/{name}"))
     assert 'id="keys"' not in page(server, f"/{server.queue()}")
+
+
+def test_the_summary_says_that_consumers_wait_for_the_rate(server: Running) -> None:
+    name = server.queue(rate={"per_second": 0.001, "burst": 1})
+    server.produce(name, *"abc")
+    assert "at its rate" not in page(server, f"/{name}")
+    server.lease(name, batch_size=1)
+    with ThreadPoolExecutor(1) as waiting:
+        parked = waiting.submit(server.lease, name, request_timeout="20s")
+        eventually(lambda: "<p>at its rate of 0.001 a second</p>" in page(server, f"/{name}"))
+        server.ask("queues.update", queue_name=name, rate=None)
+        parked.result()
 
 
 def test_what_goes_on_of_the_summary_has_the_tail_alone(server: Running) -> None:
@@ -585,7 +598,7 @@ def test_the_command_line_that_is_shown_is_one(command: Any) -> None:
 def test_what_can_be_unset_has_its_flag() -> None:
     update = next(command for command in COMMANDS if command.name == "queues.update")
     unset = {field.name: "1" for field in update.fields if field.gives is not None}
-    assert len(unset) == 13
+    assert len(unset) == 14
     assert update.values({"queue_name": "q", **unset}) == {"queue_name": "q"} | {
         field.gives[0]: None for field in update.fields if field.gives
     }

@@ -89,6 +89,11 @@ def test_open_circuit_breakers_are_counted_over_all_instances(states: list[str |
     assert counts_of(QueueStats(queue_name="q", logical_queues=shares))["circuits_open"] == count
 
 
+def test_instances_where_consumers_wait_for_a_limit_are_counted() -> None:
+    shares = [LogicalQueueStats(limited_by=each) for each in ("rate", None, "rate")]
+    assert counts_of(QueueStats(queue_name="q", logical_queues=shares))["limited_by_rate"] == 2
+
+
 def test_backends_that_go_down_and_come_up() -> None:
     up, gone = Sight({}, {}, {"shared": None}), Sight({}, {}, {"shared": "it does not answer"})
     assert told(up, gone) == [("backend.down", {"backend": "shared", "problem": "it does not answer"})]

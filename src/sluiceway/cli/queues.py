@@ -88,8 +88,8 @@ def _option(setting: Setting, is_new: bool) -> Callable[[Callable[..., T]], Call
         return click.option(flag, type=WholeNumber(0), help=help)
     if kind == "breaker":
         return click.option(flag, metavar="RATE[:FAILURES]", callback=_read_by("read_circuit_breaker"), help=help)
-    if kind == "key rate":
-        return click.option(flag, metavar="RATE[:BURST]", callback=_read_by("read_key_rate"), help=help)
+    if kind in ("key rate", "rate"):
+        return click.option(flag, metavar="RATE[:BURST]", callback=_read_by(f"read_{kind.replace(' ', '_')}"), help=help)
     if kind == "key weights":
         return click.option(flag, metavar="KEY=WEIGHT…", callback=_read_by("read_key_weights"), help=help)
     if kind == "word":

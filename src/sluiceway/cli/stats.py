@@ -85,7 +85,7 @@ def stats(session: Session, queue: str | None, watch: bool, reasons: bool) -> No
         session.print(answer, _stats_table(answer))
         if not session.as_json and (paused := paused_verbs(session, queue)):
             click.echo(f"Paused: {' and '.join(paused)}", err=True)
-        for line in () if session.as_json else open_circuits(answer):
+        for line in () if session.as_json else (*open_circuits(answer), *binding_limits(answer)):
             click.echo(line, err=True)
     elif session.as_json:
         while True:
@@ -109,6 +109,13 @@ def _print_reasons(session: Session, answer: Reasons) -> None:
     session.print(answer, table(("items", "reason", "died in"), rows, right=("items",)) if rows else "No items")
     for number in () if session.as_json else answer.skipped:
         click.echo(f"warning: partition {number} was not counted: it is not available", err=True)
+
+
+def binding_limits(stats: QueueStats) -> list[str]:
+    """What each instance says of a limit of the queue for which consumers wait."""
+    shares = [each for each in stats.logical_queues if each.limited_by is not None]
+    name = {each.instance: f" on {each.instance}" if len(stats.logical_queues) > 1 else "" for each in shares}
+    return [f"At the queue's {each.limited_by}{name[each.instance]}: {each.lease_waiting} waiting consumers" for each in shares]
 
 
 def open_circuits(stats: QueueStats) -> list[str]:

@@ -25,6 +25,7 @@ from sluiceway.kernel.names import check_queue_name
 from sluiceway.local.audit_trail import AuditTrail, changes, settings_of
 from sluiceway.local.backend_pool import BackendPool
 from sluiceway.local.queue_catalog import QUEUE, Catalog
+from sluiceway.local.rate_tokens import deleted_with
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import RemainingItems
@@ -337,6 +338,7 @@ class QueueChanges:
             _check_empty(current, left)
         # From the current record: a rebalance may have added and removed partitions since the deletion began.
         writes = self._ownership.removing(items_of(current))
+        writes.deletes += deleted_with(current)
         if closing is not None:
             writes.checks[CLOSING + record.incarnation] = closing
             writes.deletes.append(CLOSING + record.incarnation)

@@ -14,6 +14,7 @@ from sluiceway.adapters import system
 from sluiceway.cluster.remote_demand import Demand
 from sluiceway.cluster.router import NO_WAIT, Router, plain
 from sluiceway.core.partition.key_slots import home_of
+from sluiceway.core.queue.queue_rate import REMOTE
 from sluiceway.core.queue.routing import HERE, Peer, by_owner
 from sluiceway.core.queue.tickets import Ticket
 from sluiceway.kernel.clock import Millis
@@ -157,7 +158,9 @@ class RemoteLeases:
     async def _fetch(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool, deadline: Millis) -> Leased | None:
         """Lease the instance's ready items; None: it has none, or does not answer. Items that arrive after a cancellation are released."""
         within = max(0, deadline - system.now())
-        fetching = asyncio.ensure_future(self._router.ask(record, peer, replace(request, request_timeout=0), payload, within))
+        # With a rate, the other instance may have items, and tokens for them within a moment.
+        waits = min(within, request.request_timeout, REMOTE) if record.rate is not None else 0
+        fetching = asyncio.ensure_future(self._router.ask(record, peer, replace(request, request_timeout=waits), payload, within))
         try:
             leased: Leased = await asyncio.shield(fetching)
             if request.lease_key is not None:

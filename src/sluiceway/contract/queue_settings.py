@@ -109,12 +109,34 @@ class KeyRateFields(KeyRate, frozen=True, forbid_unknown_fields=True):
     """A `KeyRate` in a call."""
 
 
+class Rate(msgspec.Struct, frozen=True):
+    """How many items of a queue may be leased in a second, and how many at once after a pause."""
+
+    per_second: Annotated[
+        float, Meta(ge=0.001, le=1_000_000, description="Items of the queue that may be leased in a second, in the long run.")
+    ]
+    burst: Annotated[int, Meta(ge=1, le=1_000_000, description="Items of the queue that may be leased at once after a pause.")] = 1
+
+    def __str__(self) -> str:
+        return f"{self.per_second:g}:{self.burst}"
+
+
+class RateFields(Rate, frozen=True, forbid_unknown_fields=True):
+    """A `Rate` in a call."""
+
+
 def read_key_rate(text: str) -> KeyRate:
+    """Read a rate as people type it: `10`, or `10:50` with the burst. Raises ValueError."""
+    rate = read_rate(text)
+    return KeyRate(rate.per_second, rate.burst)
+
+
+def read_rate(text: str) -> Rate:
     """Read a rate as people type it: `10`, or `10:50` with the burst. Raises ValueError."""
     rate, colon, burst = text.partition(":")
     fields = {"per_second": rate.strip(), **({"burst": burst.strip()} if colon else {})}
     try:
-        return msgspec.convert(fields, KeyRate, strict=False)
+        return msgspec.convert(fields, Rate, strict=False)
     except msgspec.ValidationError:
         expected = "items a second, at least 0.001, optionally with a burst of at least 1, such as 10 or 10:50"
         raise ValueError(f"{text!r} is not a rate; expected {expected}") from None
@@ -136,7 +158,7 @@ def read_key_weights(text: str) -> dict[str, int]:
 
 # -- how a setting is written -----------------------------------------------------------------------------------------
 
-Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "word", "key rate", "key weights", "text"]
+Kind = Literal["duration", "count", "queue", "backoff", "breaker", "logical queues", "word", "key rate", "rate", "key weights", "text"]
 Unique = Literal["until_settled", "while_waiting"]
 
 
@@ -170,8 +192,12 @@ def _check_breaker(given: CircuitBreaker, name: str) -> CircuitBreaker:
     return CircuitBreaker(given.failure_rate, given.failures)
 
 
-def _check_rate(given: KeyRate, name: str) -> KeyRate:
+def _check_key_rate(given: KeyRate, name: str) -> KeyRate:
     return KeyRate(given.per_second, given.burst)
+
+
+def _check_rate(given: Rate, name: str) -> Rate:
+    return Rate(given.per_second, given.burst)
 
 
 def _check_weights(given: dict[str, int], name: str) -> dict[str, int]:
@@ -186,7 +212,8 @@ _QUEUE: Final = Form("queue", QueueName, check_queue_name)
 _BACKOFF: Final = Form("backoff", BackoffFields, _read_backoff, _write_backoff)
 _BREAKER: Final = Form("breaker", CircuitBreakerFields, _check_breaker)
 _LOGICAL: Final = Form("logical queues", LogicalQueueCount | Literal["auto"], lambda value, _: value)
-_RATE: Final = Form("key rate", KeyRateFields, _check_rate)
+_KEY_RATE: Final = Form("key rate", KeyRateFields, _check_key_rate)
+_RATE: Final = Form("rate", RateFields, _check_rate)
 _WEIGHTS: Final = Form(
     "key weights", Annotated[dict[str, Annotated[int, Meta(ge=1, le=100)]], Meta(max_length=MAX_WEIGHTS)], _check_weights
 )
@@ -371,7 +398,11 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, _setting("Concurrency of a key", "Items of a key that may be leased at once.", _COUNT, unset="no limit")
     ] = 0
     key_rate: Annotated[
-        KeyRate | None, _setting("Rate of a key", "Items of a key that may be leased in a second, and at once.", _RATE, unset="no limit")
+        KeyRate | None,
+        _setting("Rate of a key", "Items of a key that may be leased in a second, and at once.", _KEY_RATE, unset="no limit"),
+    ] = None
+    rate: Annotated[
+        Rate | None, _setting("Rate", "Items of the queue that may be leased in a second, and at once.", _RATE, unset="no limit")
     ] = None
     unique: Annotated[
         Unique | None,
@@ -443,6 +474,7 @@ class Settings(TypedDict, total=False):
     key_weights: dict[str, int] | None
     key_concurrency: int | None
     key_rate: KeyRate | None
+    rate: Rate | None
     unique: Unique | None
     reference: str | None
 
@@ -488,6 +520,7 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     key_weights: dict[str, int] | None = None
     key_concurrency: int = 0
     key_rate: KeyRate | None = None
+    rate: Rate | None = None
     unique: Unique | None = None
     reference: str = ""
     paused: Annotated[list[Annotated[str, one_of(Verb)]], about("The verbs that are paused.")] = []

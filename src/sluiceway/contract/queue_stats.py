@@ -77,6 +77,10 @@ LEVELS: Final = (
 """The other numbers of a partition that can be added up."""
 
 
+Limit = Literal["rate"]
+"""Settings that limit what is leased of a whole queue."""
+
+
 class CircuitStats(Answer, frozen=True, kw_only=True):
     """The circuit breaker of a queue on one instance."""
 
@@ -105,6 +109,11 @@ class LogicalQueueStats(Answer, frozen=True, kw_only=True):
     handler_p99_ms: Annotated[int | None, about("99th percentile of these handler times; null: none were reported.")] = None
     partitions: Annotated[list[PartitionStats], about("The partitions of this instance.")] = []
     circuit: Annotated[CircuitStats | None, about("The queue's circuit breaker on this instance; null: the queue has none.")] = None
+    limited_by: Annotated[
+        str | None,
+        one_of(Limit),
+        about("The setting because of which lease calls wait on this instance although items are ready; null: none."),
+    ] = None
 
 
 def handler_ms(shares: Iterable[LogicalQueueStats]) -> tuple[int, int] | None:

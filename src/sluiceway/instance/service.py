@@ -236,6 +236,8 @@ class Service:
             self._router.owner_of,
             TimerPace(),
             gate := CommitGate(),
+            self._meta,
+            system.new_incarnation(),
             grace,
             self.room.spend,
         )

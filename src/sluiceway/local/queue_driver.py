@@ -36,6 +36,7 @@ from sluiceway.core.queue.tickets import (
     Reply,
     Request,
     TakeOut,
+    TakeTokens,
     Ticket,
     Transfer,
     TransferBegun,
@@ -49,6 +50,7 @@ from sluiceway.local.blob_cache import BlobCache
 from sluiceway.local.clock_watch import ClockWatch
 from sluiceway.local.commit_gate import CommitGate
 from sluiceway.local.deletion_guard import DeletionGuard
+from sluiceway.local.rate_tokens import RateTokens
 from sluiceway.local.row_fetcher import PartitionHandle, RowFetcher
 from sluiceway.local.transfers import SendTransfer, Transfers
 from sluiceway.model.leased_items import Slice
@@ -58,6 +60,7 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.model.queue_minutes import Tally
 from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, Produced, ProduceKey
 from sluiceway.model.sparse import SparseBatch, compacted, encode_sparse
+from sluiceway.ports.meta_store import MetaStore
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
@@ -98,7 +101,7 @@ class Waiter(NamedTuple):
 class SharedContext(NamedTuple):
     """Context shared by all drivers of an instance. `backend` finds one by name; `holds` tells whether gained partitions are still its own;
     `may_reopen` whether a queue whose deletion was begun still exists, and stays; `snapshots` are those that partitions keep; `ask_owner`
-    asks a partition's current owner; commits pass the `gate`."""
+    asks a partition's current owner; commits pass the `gate`; `name` is that of this process, unlike any other."""
 
     backend: Callable[[str], Backend]
     cache: BlobCache
@@ -110,6 +113,8 @@ class SharedContext(NamedTuple):
     ask_owner: Callable[[QueueRecord, int, Any], Awaitable[Any]]
     pace: TimerPace
     gate: CommitGate
+    meta: MetaStore
+    name: str
     takeover_grace: Millis = 0
     spend: Callable[[int], None] = lambda nbytes: None
     """Called with the bytes that a produce is about to add."""
@@ -125,7 +130,8 @@ class QueueDriver:
         """The queue's partitions."""
         self._backends: dict[int, Backend] = {}
         self._tokens: dict[int, Token] = {}
-        self.queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace)
+        self.queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace, context.name)
+        self._rate_tokens = RateTokens(context.meta, record.queue_name, record.incarnation)
         self._delivery = RowFetcher(context.cache, self._handle_of, self._stop_partition, self._return)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
@@ -527,6 +533,8 @@ class QueueDriver:
             forwarding = self._spawn(self._forward(effect))
             self._sending.add(forwarding)
             forwarding.add_done_callback(self._sending.discard)
+        elif isinstance(effect, TakeTokens) and not self._stopped:
+            self._spawn(self._take_tokens(effect))
         elif isinstance(effect, Fault):
             log.error("queue %s, partition %d: a cycle failed", self.record.queue_name, effect.partition, exc_info=effect.error)
 
@@ -578,6 +586,14 @@ class QueueDriver:
         if outcome is Outcome.DONE and effect.partition in self.recordings:
             self.recordings[effect.partition].note(effect.changes)
         self.queue.committed(effect.partition, effect.opening, outcome, system.now(), at_once=at_once)
+        self._cycle()
+
+    async def _take_tokens(self, effect: TakeTokens) -> None:
+        try:
+            await self._rate_tokens.take(effect)
+        except Exception:
+            log.exception("queue %s: tokens of its rate could not be taken", self.record.queue_name)
+            effect.rate.failed(system.now())
         self._cycle()
 
     async def _open(self, effect: Open) -> None:

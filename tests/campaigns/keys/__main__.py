@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.campaigns.keys.limits_run import LimitsRun
 from tests.campaigns.keys.order_run import OrderRun, Plan
+from tests.campaigns.keys.queue_limits_run import QueueLimitsRun
 from tests.campaigns.keys.quiet_run import QuietRun
 from tests.campaigns.keys.shares_run import SharesRun
 from tests.campaigns.kit import command
@@ -73,6 +74,16 @@ class Campaign(command.Campaign):
             report.figure(f"{what}: {used:.1%} used, most at once {run.most[what]}")
             if used < USED_AIM:
                 report.fail(f"{what}: only {used:.1%} of what is allowed was used")
+
+    def queue(self, report: Report) -> None:
+        """a rate for a whole queue, served by several processes that are killed: never exceeded, and used up"""
+        run = QueueLimitsRun(self._new_folder("queue"), self._given.seconds, self._given.seed)
+        asyncio.run(run.run())
+        for line in run.wrong:
+            report.fail(line)
+        report.figure(f"rate: {run.used:.1%} used, {run.ahead:.0f} items ahead at most, through {run.kills} kills")
+        if run.used < USED_AIM:
+            report.fail(f"rate: only {run.used:.1%} of what is allowed was used")
 
     def quiet(self, report: Report) -> None:
         """a key floods the queue, and another has an item now and then"""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.queue.distribution import deal
 from sluiceway.core.queue.executor_index import ExecutorIndex
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
+from sluiceway.core.queue.queue_rate import QueueRate
 from sluiceway.core.queue.tickets import Grant, Result, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -19,6 +21,14 @@ LEASE_PATIENCE = 1_000
 
 Without it a lease that does not wait would hardly ever get anything. What lands later is given back.
 """
+
+
+class Demand(NamedTuple):
+    """Waiting leases could be given that many `items` of those that are `servable`, by `until` at the latest."""
+
+    items: int
+    servable: int
+    until: Millis
 
 
 class LeaseScheduler:
@@ -40,6 +50,10 @@ class LeaseScheduler:
         self._overdue: dict[int, Ticket] = {}
         self.circuit: Circuit | None = None
         """The queue's circuit breaker: what is leased while it is not closed is a probe."""
+        self.rate: QueueRate | None = None
+        """The tokens for the queue's rate; None: it has none."""
+        self._tokens = 0
+        """Tokens left in this cycle."""
         self._leases_taken = 0
         """Orders the executors by when each last served."""
 
@@ -118,6 +132,8 @@ class LeaseScheduler:
 
     def serve(self, now: Millis) -> None:
         """Serve waiters from executors with ready items: each executor once per round, one executor per waiter where that suffices."""
+        if self.rate is not None and self.waiters:
+            self._tokens = self.rate.available(now)
         if not self.waiters or self._room == 0:
             return
         assignment, pointless = self._assign(now)
@@ -233,6 +249,9 @@ class LeaseScheduler:
         ticket.room -= max(lease.nbytes, 1)
         if self.circuit is not None:
             lease.probe = self.circuit.leased(lease.count, timeout, now)
+        if self.rate is not None:
+            self.rate.use(lease.count, now)
+            self._tokens -= lease.count
         self._leases_taken += 1
         executor.last_leased = self._leases_taken
         if request.partition is None:
@@ -245,8 +264,33 @@ class LeaseScheduler:
 
     @property
     def _room(self) -> int | None:
-        """Items that the circuit breaker still lets through; None: any number."""
-        return None if self.circuit is None else self.circuit.room
+        """Items that the circuit breaker and the queue's rate still let through; None: any number."""
+        room = None if self.circuit is None else self.circuit.room
+        if self.rate is None:
+            return room
+        return self._tokens if room is None else min(self._tokens, room)
+
+    def demand(self, now: Millis) -> Demand:
+        """What the waiters could still be given if it were not for the queue's rate."""
+        executors = self._index.executors
+        servable = {number: executor.servable for number, executor in executors.items() if executor.takes_work and executor.servable}
+        if not servable or not self.waiters or (self.circuit is not None and self.circuit.room == 0):
+            return Demand(0, 0, now)
+        bound = dict.fromkeys(servable, 0)
+        wanted, until = 0, now
+        for ticket in self.waiters.values():
+            request, only = ticket.request, ticket.lease_from
+            assert isinstance(request, Lease)
+            if (only is not None and only not in servable) or (request.before is not None and self._is_past(ticket, request.before)):
+                continue
+            if only is None:
+                wanted += request.batch_size
+            else:
+                bound[only] += request.batch_size
+            until = max(until, ticket.deadline)
+        total = sum(servable.values())
+        items = min(total, wanted + sum(min(bound[number], count) for number, count in servable.items()))
+        return Demand(items, total, until)
 
     # ---- end of the wait --------------------------------------------------------------------------------------
 
@@ -279,6 +323,9 @@ class LeaseScheduler:
                     self._reply(ticket, executor.unavailable())
         overdue = [ticket for ticket in self._overdue.values() if ticket.number in self.waiters]
         if not overdue:
+            return
+        if self.rate is not None and self.rate.taking and self.demand(now).items:
+            # Their tokens may be about to come. `time_out` ends the wait.
             return
         coming = {executor.number for executor in self._index.writing() if executor.servable and not executor.degraded}
         # An expired item at the head hides those behind it until its timer runs.

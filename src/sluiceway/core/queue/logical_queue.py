@@ -24,10 +24,25 @@ from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.partition_states import Allows, allows
 from sluiceway.core.queue.executor_health import PROBE_EVERY, choose, least_patience, mark_degraded
 from sluiceway.core.queue.executor_index import ExecutorIndex
-from sluiceway.core.queue.lease_scheduler import LeaseScheduler
+from sluiceway.core.queue.lease_scheduler import Demand, LeaseScheduler
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, gone_elsewhere, not_here
+from sluiceway.core.queue.queue_rate import QueueRate
 from sluiceway.core.queue.request_split import Work, parts_of
-from sluiceway.core.queue.tickets import Answer, Commit, Effect, Fault, Forward, Grant, Open, Reply, Result, Route, Ticket, TransferEnd
+from sluiceway.core.queue.tickets import (
+    Answer,
+    Commit,
+    Effect,
+    Fault,
+    Forward,
+    Grant,
+    Open,
+    Reply,
+    Result,
+    Route,
+    TakeTokens,
+    Ticket,
+    TransferEnd,
+)
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_WAITING, TIMER_BATCH
@@ -59,14 +74,19 @@ MAX_STREAK = 64
 
 
 class LogicalQueue:
-    """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, these are its only partitions."""
+    """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, these are its only partitions.
 
-    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
+    `name`: the instance's, by which the queue's rate is shared out.
+    """
+
+    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis, name: str = "instance") -> None:
+        self._name = name
         self.index = ExecutorIndex(PartitionExecutor(number, incarnation) for number in partitions)
         self.executors = self.index.executors
         self.lease_scheduler = LeaseScheduler(self.index, lease_timeout, self._reply)
         self.paused: frozenset[Verb] = frozenset()
         self.circuit: Circuit | None = None
+        self.rate: QueueRate | None = None
         self.tolerance = MIN_TOLERANCE
         self._record: QueueRecord | None = None
         """None while the record has no partitions."""
@@ -107,6 +127,12 @@ class LogicalQueue:
         if record.circuit_breaker != (None if self.circuit is None else self.circuit.rule):
             self.circuit = None if record.circuit_breaker is None else Circuit(record.circuit_breaker)
             self.lease_scheduler.circuit = self.circuit
+        if record.rate != (None if self.rate is None else self.rate.rate):
+            # Tokens of the former rate are dropped.
+            self.rate = None if record.rate is None else QueueRate(record.rate, record.version, self._name)
+            self.lease_scheduler.rate = self.rate
+        elif self.rate is not None:
+            self.rate.version = record.version
         self._rules = Rules(
             record.max_attempts,
             dead_queue is not None,
@@ -337,6 +363,8 @@ class LogicalQueue:
             self.circuit.judge(now)
         if "lease" not in self.paused:
             self.lease_scheduler.serve(now)
+        if self.rate is not None:
+            self._take_tokens(self.rate, now)
         for executor in self.index.visited():
             if executor.state is ExecutorState.READY and (executor.answers or executor.partition.is_changed):
                 self._attempt(self._commit, executor, now)
@@ -345,6 +373,12 @@ class LogicalQueue:
         self.index.end_cycle()
         effects, self._effects = self._effects, []
         return effects
+
+    def _take_tokens(self, rate: QueueRate, now: Millis) -> None:
+        """Take tokens for the leases that still wait, if it is time."""
+        demand = Demand(0, 0, now) if "lease" in self.paused else self.lease_scheduler.demand(now)
+        if want := rate.wish(demand.items, demand.servable, demand.until, now):
+            self._effects.append(TakeTokens(rate, want, demand.until))
 
     def _run_timers(self, executors: Iterable[PartitionExecutor], most: int, now: Millis) -> None:
         """Handle up to `most` expired leases and due entries, starting with the partition whose timers ran longest ago.
@@ -380,6 +414,8 @@ class LogicalQueue:
             times.append(at)
         if self.circuit is not None and (at := self.circuit.wake_at) is not None:
             times.append(at)
+        if self.rate is not None and self.rate.wake_at is not None:
+            times.append(self.rate.wake_at)
         if self._patience:
             times += [
                 int(executor.committing_since + self._patience) + 1
@@ -752,6 +788,7 @@ class LogicalQueue:
             complete_waiting=len(work) - produces,
             in_flight=sum(len(executor.answers) for executor in self.executors.values()),
             circuit=None if self.circuit is None else _circuit(self.circuit),
+            limited_by="rate" if self.rate is not None and self.rate.holds_back else None,
             partitions=[executor.stats() for executor in self.executors.values()],
         )
 

@@ -24,8 +24,8 @@ class OwnedQueue(LogicalQueue):
     For `takeover_grace` after a partition was gained, no lease in it runs out.
     """
 
-    def __init__(self, incarnation: str, lease_timeout: Millis, takeover_grace: Millis = 0) -> None:
-        super().__init__(incarnation, (), lease_timeout)
+    def __init__(self, incarnation: str, lease_timeout: Millis, takeover_grace: Millis = 0, name: str = "instance") -> None:
+        super().__init__(incarnation, (), lease_timeout, name)
         self._takeover_grace = takeover_grace
         self._graces: dict[int, Millis] = {}
         self._incarnation = incarnation
@@ -165,6 +165,8 @@ class OwnedQueue(LogicalQueue):
         ready = 0 if wanted or "lease" in self.paused else sum(executor.servable for executor in working)
         room = None if self.circuit is None else self.circuit.room
         ready = ready if room is None else min(ready, room)
+        if self.rate is not None:
+            ready = min(ready, self.rate.offered)
         takes = [executor for executor in working if executor.takes_items and not executor.degraded] if "produce" not in self.paused else []
         return Load(ready, min((executor.has_or_will for executor in takes), default=None), self.busy)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sluiceway.contract.item_answers import LeftReason
 from sluiceway.core.partition.partition import Intended
+from sluiceway.core.queue.queue_rate import QueueRate
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
@@ -320,4 +321,13 @@ class Fault:
     error: Exception
 
 
-Effect = Open | Commit | Reply | Transfer | Forward | Fault
+@dataclass(slots=True)
+class TakeTokens:
+    """Effect: take up to `want` tokens of the queue's rate, released by `until`, from its record, and report to `rate`."""
+
+    rate: QueueRate
+    want: int
+    until: Millis
+
+
+Effect = Open | Commit | Reply | Transfer | Forward | Fault | TakeTokens

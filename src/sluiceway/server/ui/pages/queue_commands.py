@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Setting, read_circuit_breaker, read_key_rate, read_key_weights
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Setting, read_circuit_breaker, read_key_weights, read_rate
 from sluiceway.kernel.errors import invalid
 from sluiceway.server.ui.view import Command, Field, whole
 
@@ -27,11 +27,11 @@ def _breaker(text: str) -> dict[str, float]:
     return {"failure_rate": breaker.failure_rate, "failures": breaker.failures}
 
 
-def _key_rate(text: str) -> dict[str, float]:
+def _rate(text: str, name: str) -> dict[str, float]:
     try:
-        rate = read_key_rate(text)
+        rate = read_rate(text)
     except ValueError as error:
-        raise invalid("key_rate", str(error)) from None
+        raise invalid(name, str(error)) from None
     return {"per_second": rate.per_second, "burst": rate.burst}
 
 
@@ -55,9 +55,9 @@ def _field(setting: Setting, is_new: bool) -> Field:
     if setting.form.kind == "breaker":
         hint = f"{hint} The share of failed items, such as 0.5, and after a colon their number, such as 0.5:20."
         return Field(setting.name, setting.label, flag=flag, hint=hint, means=_breaker)
-    if setting.form.kind == "key rate":
+    if setting.form.kind in ("key rate", "rate"):
         hint = f"{hint} Items a second, such as 10, and after a colon how many at once, such as 10:50."
-        return Field(setting.name, setting.label, flag=flag, hint=hint, means=_key_rate)
+        return Field(setting.name, setting.label, flag=flag, hint=hint, means=lambda text: _rate(text, setting.name))
     if setting.form.kind == "key weights":
         hint = f"{hint} Such as tenant-a=5 tenant-b=2."
         return Field(setting.name, setting.label, flag=flag, hint=hint, means=_key_weights)
