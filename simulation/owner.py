@@ -20,6 +20,7 @@ from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 from sluiceway.core.queue.logical_queue import LogicalQueue
 from sluiceway.core.queue.partition_executor import LONGEST_SAMPLE, ExecutorState, PartitionExecutor
 from sluiceway.core.queue.tickets import (
+    AdjustSlots,
     Commit,
     Compact,
     Effect,
@@ -323,8 +324,8 @@ class Owner:
                 self.world.after(self.world.latency(), lambda: self.queue.carry_over(self, effect))
         elif isinstance(effect, Forward):
             raise AssertionError("an intent names a partition that the logical queue has not")
-        elif isinstance(effect, TakeTokens):
-            raise AssertionError("no queue of this world has a rate")
+        elif isinstance(effect, TakeTokens | AdjustSlots):
+            raise AssertionError("no queue of this world has a limit")
         elif isinstance(effect.error, InjectedMistakeError):
             self.world.note(self.queue.incarnation, "partition", effect.partition, "made a mistake")
         else:

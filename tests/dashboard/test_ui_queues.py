@@ -170,6 +170,17 @@ def test_the_summary_says_that_consumers_wait_for_the_rate(server: Running) -> N
         parked.result()
 
 
+def test_the_summary_says_that_consumers_wait_for_the_limit(server: Running) -> None:
+    name = server.queue(concurrency=2)
+    server.produce(name, *"abc")
+    server.lease(name, batch_size=2)
+    with ThreadPoolExecutor(1) as waiting:
+        parked = waiting.submit(server.lease, name, request_timeout="20s")
+        eventually(lambda: "<p>at its limit of 2 leased items</p>" in page(server, f"/{name}"))
+        server.ask("queues.update", queue_name=name, concurrency=0)
+        parked.result()
+
+
 def test_what_goes_on_of_the_summary_has_the_tail_alone(server: Running) -> None:
     name = server.queue()
     with server.http.stream("GET", f"/ui/live/queues/{name}?minutes=1440") as answer:

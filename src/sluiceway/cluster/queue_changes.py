@@ -26,6 +26,7 @@ from sluiceway.local.audit_trail import AuditTrail, changes, settings_of
 from sluiceway.local.backend_pool import BackendPool
 from sluiceway.local.queue_catalog import QUEUE, Catalog
 from sluiceway.local.rate_tokens import deleted_with
+from sluiceway.local.slot_quotas import SLOTS, written_with
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import RemainingItems
@@ -122,6 +123,8 @@ class QueueChanges:
         entries = dict(self._audit.entry("queues.create", by, each.queue_name, settings_of(each)) for each in records)
         limits = {each.incarnation: wanted(each.logical_queues, 1) for each in records if each.logical_queues is not None}
         writes = self._ownership.placing([item for each in records for item in items_of(each)], limits)
+        for record in records:
+            await self._write_slots(None, record, writes)
         return records, await self._catalog.put(records[0], entries, writes, *records[1:])
 
     async def _new_incarnation(self, others: Collection[str]) -> str:
@@ -220,7 +223,19 @@ class QueueChanges:
                 raise SluicewayError("rebalance_open", detail, field)
         _check_priority(changed, next((name for name in _WITH_PRIORITY if name in patch.settings), "priority"))
         entry = self._audit.entry(action, by, queue_name, changes(record, changed))
-        return changed, await self._catalog.put(changed, dict([entry]), self._limiting(record, changed))
+        writes = self._limiting(record, changed)
+        await self._write_slots(record, changed, writes)
+        return changed, await self._catalog.put(changed, dict([entry]), writes)
+
+    async def _write_slots(self, before: QueueRecord | None, after: QueueRecord, writes: Writes) -> None:
+        """Add what has to be written with a change of the queue's concurrency."""
+        try:
+            more = await written_with(self._meta, before, after)
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+        writes.checks |= more.checks
+        writes.puts |= more.puts
+        writes.deletes += more.deletes
 
     def _limiting(self, before: QueueRecord, after: QueueRecord) -> Writes:
         if after.logical_queues == before.logical_queues:
@@ -338,7 +353,7 @@ class QueueChanges:
             _check_empty(current, left)
         # From the current record: a rebalance may have added and removed partitions since the deletion began.
         writes = self._ownership.removing(items_of(current))
-        writes.deletes += deleted_with(current)
+        writes.deletes += [*deleted_with(current), SLOTS + current.incarnation]
         if closing is not None:
             writes.checks[CLOSING + record.incarnation] = closing
             writes.deletes.append(CLOSING + record.incarnation)

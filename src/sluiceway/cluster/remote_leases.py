@@ -158,8 +158,9 @@ class RemoteLeases:
     async def _fetch(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool, deadline: Millis) -> Leased | None:
         """Lease the instance's ready items; None: it has none, or does not answer. Items that arrive after a cancellation are released."""
         within = max(0, deadline - system.now())
-        # With a rate, the other instance may have items, and tokens for them within a moment.
-        waits = min(within, request.request_timeout, REMOTE) if record.rate is not None else 0
+        # With a limit, the other instance may have items, and tokens or a quota for them within a moment.
+        patience = REMOTE if record.rate is not None else BEING_WRITTEN if record.concurrency else 0
+        waits = min(within, request.request_timeout, patience)
         fetching = asyncio.ensure_future(self._router.ask(record, peer, replace(request, request_timeout=waits), payload, within))
         try:
             leased: Leased = await asyncio.shield(fetching)

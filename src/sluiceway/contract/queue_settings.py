@@ -401,6 +401,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         KeyRate | None,
         _setting("Rate of a key", "Items of a key that may be leased in a second, and at once.", _KEY_RATE, unset="no limit"),
     ] = None
+    concurrency: Annotated[int, _setting("Concurrency", "Items of the queue that may be leased at once.", _COUNT, unset="no limit")] = 0
     rate: Annotated[
         Rate | None, _setting("Rate", "Items of the queue that may be leased in a second, and at once.", _RATE, unset="no limit")
     ] = None
@@ -474,6 +475,7 @@ class Settings(TypedDict, total=False):
     key_weights: dict[str, int] | None
     key_concurrency: int | None
     key_rate: KeyRate | None
+    concurrency: int | None
     rate: Rate | None
     unique: Unique | None
     reference: str | None
@@ -520,6 +522,7 @@ class QueueInfo(Answer, frozen=True, kw_only=True):
     key_weights: dict[str, int] | None = None
     key_concurrency: int = 0
     key_rate: KeyRate | None = None
+    concurrency: int = 0
     rate: Rate | None = None
     unique: Unique | None = None
     reference: str = ""

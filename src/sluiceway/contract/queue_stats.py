@@ -77,7 +77,7 @@ LEVELS: Final = (
 """The other numbers of a partition that can be added up."""
 
 
-Limit = Literal["rate"]
+Limit = Literal["concurrency", "rate"]
 """Settings that limit what is leased of a whole queue."""
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from sluiceway.adapters import system
 from sluiceway.cluster.instance_view import Instances
-from sluiceway.contract.queue_stats import COUNTERS, LEVELS, WAITING, LogicalQueueStats, QueueStats, handler_ms
+from sluiceway.contract.queue_stats import COUNTERS, LEVELS, WAITING, Limit, LogicalQueueStats, QueueStats, handler_ms
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_AUDIT_TEXT, MAX_EVENTS
 from sluiceway.local.audit_trail import AuditTrail, changes
@@ -174,14 +174,15 @@ def _tell_queue(ring: Ring, old: QueueRecord | None, new: QueueRecord | None) ->
 
 
 def counts_of(stats: LogicalQueueStats | QueueStats) -> Counts:
-    """Sum the counts of the queue's partitions, under their `queue.stats` names, `not_served`, `circuits_open` and `limited_by_rate`."""
+    """Sum the counts of the queue's partitions, under their `queue.stats` names, `not_served`, `circuits_open`,
+    `limited_by_concurrency` and `limited_by_rate`."""
     counts = {name: sum(getattr(partition, name) for partition in stats.partitions) for name in (*LEVELS, *COUNTERS)}
     shares = stats.logical_queues if isinstance(stats, QueueStats) else [stats]
     counts |= {name: sum(getattr(share, name) for share in shares) for name in WAITING}
     counts["not_served"] = _not_served(stats)
     counts["handler_p50_ms"], counts["handler_p99_ms"] = handler_ms(shares) or (0, 0)
     counts["circuits_open"] = sum(share.circuit is not None and share.circuit.state != "closed" for share in shares)
-    counts["limited_by_rate"] = sum(share.limited_by == "rate" for share in shares)
+    counts |= {f"limited_by_{limit}": sum(share.limited_by == limit for share in shares) for limit in get_args(Limit)}
     return counts
 
 

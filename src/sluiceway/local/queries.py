@@ -134,6 +134,8 @@ def _explain(driver: QueueDriver, request: Explain) -> Explanation:
             found.reason += f"; it waits for the item with the origin {id}, {_whereabouts(holder)}"
         if driver.queue.circuit is not None and driver.queue.circuit.state != "closed":
             found.reason += "; the queue's circuit breaker is open: too many items fail, and only probes are leased"
+        if driver.queue.slots is not None and not executor.slots_left:
+            found.reason += f"; the queue is at its limit of {driver.record.concurrency} leased items"
         if (rate := driver.queue.rate) is not None and rate.is_used_up(system.now()):
             found.reason += f"; the queue is at its rate of {rate.rate.per_second:g} a second"
     if executor.degraded:

@@ -26,6 +26,7 @@ from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.core.queue.owned_queue import OwnedQueue
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, not_here
 from sluiceway.core.queue.tickets import (
+    AdjustSlots,
     Commit,
     Compact,
     Effect,
@@ -52,6 +53,7 @@ from sluiceway.local.commit_gate import CommitGate
 from sluiceway.local.deletion_guard import DeletionGuard
 from sluiceway.local.rate_tokens import RateTokens
 from sluiceway.local.row_fetcher import PartitionHandle, RowFetcher
+from sluiceway.local.slot_quotas import SlotQuotas
 from sluiceway.local.transfers import SendTransfer, Transfers
 from sluiceway.model.leased_items import Slice
 from sluiceway.model.outcomes import Outcome
@@ -132,6 +134,7 @@ class QueueDriver:
         self._tokens: dict[int, Token] = {}
         self.queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace, context.name)
         self._rate_tokens = RateTokens(context.meta, record.queue_name, record.incarnation)
+        self._slot_quotas = SlotQuotas(context.meta, record.queue_name, record.incarnation)
         self._delivery = RowFetcher(context.cache, self._handle_of, self._stop_partition, self._return)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
@@ -535,6 +538,8 @@ class QueueDriver:
             forwarding.add_done_callback(self._sending.discard)
         elif isinstance(effect, TakeTokens) and not self._stopped:
             self._spawn(self._take_tokens(effect))
+        elif isinstance(effect, AdjustSlots) and not self._stopped:
+            self._spawn(self._adjust_slots(effect))
         elif isinstance(effect, Fault):
             log.error("queue %s, partition %d: a cycle failed", self.record.queue_name, effect.partition, exc_info=effect.error)
 
@@ -595,6 +600,19 @@ class QueueDriver:
             log.exception("queue %s: tokens of its rate could not be taken", self.record.queue_name)
             effect.rate.failed(system.now())
         self._cycle()
+
+    async def _adjust_slots(self, effect: AdjustSlots) -> None:
+        try:
+            await self._slot_quotas.adjust(effect.slots, lambda: self.record, self._served_tokens)
+        except Exception:
+            log.exception("queue %s: the quotas of its concurrency could not be changed", self.record.queue_name)
+            effect.slots.failed(system.now())
+        self._cycle()
+
+    def _served_tokens(self) -> dict[int, Token]:
+        """The tokens of the partitions served here."""
+        self._drop_lapsed()
+        return {number: self._tokens[number] for number in self.queue.executors}
 
     async def _open(self, effect: Open) -> None:
         ref = self._ref(effect.partition)

@@ -76,14 +76,16 @@ class Campaign(command.Campaign):
                 report.fail(f"{what}: only {used:.1%} of what is allowed was used")
 
     def queue(self, report: Report) -> None:
-        """a rate for a whole queue, served by several processes that are killed: never exceeded, and used up"""
+        """a rate and a limit for a whole queue, served by several processes that are killed: never exceeded, and used up"""
         run = QueueLimitsRun(self._new_folder("queue"), self._given.seconds, self._given.seed)
         asyncio.run(run.run())
         for line in run.wrong:
             report.fail(line)
-        report.figure(f"rate: {run.used:.1%} used, {run.ahead:.0f} items ahead at most, through {run.kills} kills")
-        if run.used < USED_AIM:
-            report.fail(f"rate: only {run.used:.1%} of what is allowed was used")
+        report.figure(f"{run.ahead:.0f} items ahead of the rate and {run.most} leased at once at most, through {run.kills} kills")
+        for what, used in run.used.items():
+            report.figure(f"{what}: {used:.1%} used")
+            if used < USED_AIM:
+                report.fail(f"{what}: only {used:.1%} of what is allowed was used")
 
     def quiet(self, report: Report) -> None:
         """a key floods the queue, and another has an item now and then"""

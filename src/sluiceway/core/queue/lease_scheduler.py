@@ -10,6 +10,7 @@ from sluiceway.core.queue.distribution import deal
 from sluiceway.core.queue.executor_index import ExecutorIndex
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor
 from sluiceway.core.queue.queue_rate import QueueRate
+from sluiceway.core.queue.queue_slots import QueueSlots
 from sluiceway.core.queue.tickets import Grant, Result, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -52,6 +53,10 @@ class LeaseScheduler:
         """The queue's circuit breaker: what is leased while it is not closed is a probe."""
         self.rate: QueueRate | None = None
         """The tokens for the queue's rate; None: it has none."""
+        self.refused: dict[int, int] = {}
+        """Items that waiters were not given in this cycle, though ready, because of the partition's quota."""
+        self.slots: QueueSlots | None = None
+        """The quotas for the queue's concurrency; None: it has none."""
         self._tokens = 0
         """Tokens left in this cycle."""
         self._leases_taken = 0
@@ -237,6 +242,11 @@ class LeaseScheduler:
         timeout = self.lease_timeout if request.lease_timeout is None else request.lease_timeout
         if (room := self._room) is not None:
             share = min(share, room)
+        if executor.quota is not None and share > (left := executor.slots_left):
+            self.refused[executor.number] = (
+                self.refused.get(executor.number, 0) + min(share, executor.leasable) - min(left, executor.leasable)
+            )
+            share = left
         if not share:
             return None
         nothing_yet = ticket.room == MAX_LEASE_BYTES
@@ -269,6 +279,22 @@ class LeaseScheduler:
         if self.rate is None:
             return room
         return self._tokens if room is None else min(self._tokens, room)
+
+    def unmet(self) -> dict[int, int]:
+        """Items that waiters could still be given if it were not for the partitions' quotas, by partition."""
+        found, self.refused = self.refused, {}
+        executors = [each for each in self._index.executors.values() if each.takes_work and not each.slots_left and each.leasable]
+        if not executors or not self.waiters:
+            return found
+        unbound, bound = 0, dict.fromkeys((each.number for each in executors), 0)
+        for ticket in self.waiters.values():
+            assert isinstance(ticket.request, Lease)
+            if ticket.lease_from is None:
+                unbound += ticket.request.batch_size
+            elif ticket.lease_from in bound:
+                bound[ticket.lease_from] += ticket.request.batch_size
+        wanted = ((each, unbound + bound[each.number]) for each in executors)
+        return found | {each.number: min(each.leasable, count) for each, count in wanted if count}
 
     def demand(self, now: Millis) -> Demand:
         """What the waiters could still be given if it were not for the queue's rate."""
@@ -324,8 +350,8 @@ class LeaseScheduler:
         overdue = [ticket for ticket in self._overdue.values() if ticket.number in self.waiters]
         if not overdue:
             return
-        if self.rate is not None and self.rate.taking and self.demand(now).items:
-            # Their tokens may be about to come. `time_out` ends the wait.
+        if (self.rate is not None and self.rate.taking and self.demand(now).items) or (self.slots is not None and self.slots.is_coming):
+            # Their tokens, or quotas, may be about to come. `time_out` ends the wait.
             return
         coming = {executor.number for executor in self._index.writing() if executor.servable and not executor.degraded}
         # An expired item at the head hides those behind it until its timer runs.

@@ -13,7 +13,7 @@ from functools import partial
 
 from sluiceway.contract.fields import time_field
 from sluiceway.contract.queue_settings import Verb
-from sluiceway.contract.queue_stats import CircuitStats, LogicalQueueStats
+from sluiceway.contract.queue_stats import CircuitStats, Limit, LogicalQueueStats
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.idempotency_keys import KeyResult
@@ -27,8 +27,10 @@ from sluiceway.core.queue.executor_index import ExecutorIndex
 from sluiceway.core.queue.lease_scheduler import Demand, LeaseScheduler
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, gone_elsewhere, not_here
 from sluiceway.core.queue.queue_rate import QueueRate
+from sluiceway.core.queue.queue_slots import QueueSlots
 from sluiceway.core.queue.request_split import Work, parts_of
 from sluiceway.core.queue.tickets import (
+    AdjustSlots,
     Answer,
     Commit,
     Effect,
@@ -87,6 +89,7 @@ class LogicalQueue:
         self.paused: frozenset[Verb] = frozenset()
         self.circuit: Circuit | None = None
         self.rate: QueueRate | None = None
+        self.slots: QueueSlots | None = None
         self.tolerance = MIN_TOLERANCE
         self._record: QueueRecord | None = None
         """None while the record has no partitions."""
@@ -133,6 +136,12 @@ class LogicalQueue:
             self.lease_scheduler.rate = self.rate
         elif self.rate is not None:
             self.rate.version = record.version
+        if bool(record.concurrency) != (self.slots is not None):
+            self.slots = QueueSlots(record.concurrency) if record.concurrency else None
+            self.lease_scheduler.slots = self.slots
+            self.lease_scheduler.refused.clear()
+        elif self.slots is not None:
+            self.slots.follow(record.concurrency)
         self._rules = Rules(
             record.max_attempts,
             dead_queue is not None,
@@ -157,6 +166,7 @@ class LogicalQueue:
         executor.touch()
         if self._rules is not None:
             executor.partition.follow(self._rules)
+        executor.quota = None if self.slots is None else self.slots.quota(executor.number)
         # A partition that the queue no longer has takes nothing and gives nothing out.
         executor.recorded, executor.allows = self._states.get(executor.number, ("available", Allows(not self._states, not self._states)))
 
@@ -257,6 +267,7 @@ class LogicalQueue:
             loaded.follow(self._rules)
         executor.partition, executor.state, executor.problem, executor.knows_keys = loaded, ExecutorState.READY, "", True
         executor.transferring = {}
+        executor.durable_leased = loaded.leased_count
         self._land(executor, bool(landed), now)
 
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
@@ -269,6 +280,7 @@ class LogicalQueue:
         if outcome is Outcome.DONE:
             # Only now: a partition that opens but takes no commit would otherwise be reopened in a tight loop.
             executor.state, executor.failed_in_a_row = ExecutorState.READY, 0
+            executor.durable_leased = executor.partition.leased_count
             executor.partition.keys_landed()
             self._land(executor, True, now)
             return
@@ -348,6 +360,8 @@ class LogicalQueue:
         """
         self._again_at = None
         self._time_out(now)
+        if self.slots is not None:
+            self._set_quotas(self.slots)
         self._reopen(self.index.begin_cycle(now), now)
         self.lease_scheduler.answer_repeated(now)
         self._unload_hung(now)
@@ -365,6 +379,8 @@ class LogicalQueue:
             self.lease_scheduler.serve(now)
         if self.rate is not None:
             self._take_tokens(self.rate, now)
+        if self.slots is not None:
+            self._adjust_slots(self.slots, now)
         for executor in self.index.visited():
             if executor.state is ExecutorState.READY and (executor.answers or executor.partition.is_changed):
                 self._attempt(self._commit, executor, now)
@@ -379,6 +395,22 @@ class LogicalQueue:
         demand = Demand(0, 0, now) if "lease" in self.paused else self.lease_scheduler.demand(now)
         if want := rate.wish(demand.items, demand.servable, demand.until, now):
             self._effects.append(TakeTokens(rate, want, demand.until))
+
+    def _set_quotas(self, slots: QueueSlots) -> None:
+        """Let each partition lease what it may now."""
+        for executor in self.executors.values():
+            if executor.quota != (quota := slots.quota(executor.number)):
+                executor.quota = quota
+                executor.touch()
+
+    def _adjust_slots(self, slots: QueueSlots, now: Millis) -> None:
+        """Look at the record of the concurrency, if it is time."""
+        unmet = {} if "lease" in self.paused else self.lease_scheduler.unmet()
+        for number, executor in self.executors.items():
+            leased = max(executor.durable_leased, executor.partition.leased_count)
+            slots.note(number, executor.takes_work, leased, unmet.get(number, 0), now)
+        if slots.wish(now):
+            self._effects.append(AdjustSlots(slots))
 
     def _run_timers(self, executors: Iterable[PartitionExecutor], most: int, now: Millis) -> None:
         """Handle up to `most` expired leases and due entries, starting with the partition whose timers ran longest ago.
@@ -416,6 +448,8 @@ class LogicalQueue:
             times.append(at)
         if self.rate is not None and self.rate.wake_at is not None:
             times.append(self.rate.wake_at)
+        if self.slots is not None and self.slots.wake_at is not None:
+            times.append(self.slots.wake_at)
         if self._patience:
             times += [
                 int(executor.committing_since + self._patience) + 1
@@ -779,6 +813,12 @@ class LogicalQueue:
 
     # ---- queries ----------------------------------------------------------------------------------------------
 
+    def _limited_by(self) -> Limit | None:
+        """The setting because of which leases waited in the last cycle."""
+        if self.slots is not None and self.slots.holds_back:
+            return "concurrency"
+        return "rate" if self.rate is not None and self.rate.holds_back else None
+
     def stats(self) -> LogicalQueueStats:
         work = [work for executor in self.executors.values() for _, work in executor.waiting]
         produces = sum(isinstance(each, Produce) for each in work)
@@ -788,7 +828,7 @@ class LogicalQueue:
             complete_waiting=len(work) - produces,
             in_flight=sum(len(executor.answers) for executor in self.executors.values()),
             circuit=None if self.circuit is None else _circuit(self.circuit),
-            limited_by="rate" if self.rate is not None and self.rate.holds_back else None,
+            limited_by=self._limited_by(),
             partitions=[executor.stats() for executor in self.executors.values()],
         )
 

@@ -63,6 +63,8 @@ class OwnedQueue(LogicalQueue):
         if executor is None:
             return
         self._tallies.end(executor)
+        if self.slots is not None:
+            self.slots.drop(number)
         self._openings[number] = executor.opening
         self._graces.pop(number, None)
         executor.leaving = True
@@ -165,6 +167,9 @@ class OwnedQueue(LogicalQueue):
         ready = 0 if wanted or "lease" in self.paused else sum(executor.servable for executor in working)
         room = None if self.circuit is None else self.circuit.room
         ready = ready if room is None else min(ready, room)
+        if self.slots is not None and self.slots.offers and not ready and not wanted and "lease" not in self.paused:
+            # One that is fetched from here makes this instance ask for a quota.
+            ready = min(1, sum(executor.leasable for executor in working))
         if self.rate is not None:
             ready = min(ready, self.rate.offered)
         takes = [executor for executor in working if executor.takes_items and not executor.degraded] if "produce" not in self.paused else []

@@ -148,6 +148,10 @@ class PartitionExecutor:
     """Bytes of the produces waiting in the executor."""
     room: int | None = None
     """Bytes that produces may still add on a disk that is low; None: unlimited."""
+    quota: int | None = None
+    """Items that may be leased at once, of the queue's concurrency; None: any number."""
+    durable_leased: int = 0
+    """Items leased as of the last commit that has landed: a commit in flight that returns some may fail."""
     coming: int = 0
     """Items reserved by key homes whose intents, still being written, name this partition."""
     leaving: bool = False
@@ -238,7 +242,17 @@ class PartitionExecutor:
     @property
     def servable(self) -> int:
         """Ready items that may be leased."""
+        return self.leasable if self.quota is None else min(self.leasable, self.slots_left)
+
+    @property
+    def leasable(self) -> int:
+        """Ready items that could be leased if it were not for the queue's concurrency."""
         return self.partition.servable if self.allows.lease else 0
+
+    @property
+    def slots_left(self) -> int:
+        """Items that may still be leased here, in a queue with a concurrency."""
+        return 0 if self.quota is None else max(0, self.quota - self.partition.leased_count)
 
     def candidate(self) -> Candidate:
         """Its sort key among executors that could take a produce."""

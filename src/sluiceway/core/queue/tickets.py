@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from sluiceway.contract.item_answers import LeftReason
 from sluiceway.core.partition.partition import Intended
 from sluiceway.core.queue.queue_rate import QueueRate
+from sluiceway.core.queue.queue_slots import QueueSlots
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
@@ -330,4 +331,11 @@ class TakeTokens:
     until: Millis
 
 
-Effect = Open | Commit | Reply | Transfer | Forward | Fault | TakeTokens
+@dataclass(slots=True)
+class AdjustSlots:
+    """Effect: look at the record of the queue's concurrency, change it as `core.queue.queue_slots` decides, and report to `slots`."""
+
+    slots: QueueSlots
+
+
+Effect = Open | Commit | Reply | Transfer | Forward | Fault | TakeTokens | AdjustSlots
