@@ -12,19 +12,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
-from sluiceway.cluster.ownership import GRANT, Clustered
+from sluiceway.cluster.ownership import GRANT
+from sluiceway.contract.backup_answers import BlobsPart, RecordsPart
 from sluiceway.core.group.group_records import Keys, Resource
 from sluiceway.core.partition.records import Header, pack, unpack_header
 from sluiceway.instance import backups, restoration
-from sluiceway.instance.backups import Backup, Backups
+from sluiceway.instance.backups import Backup
 from sluiceway.instance.restoration import GRANTS, NUMBERS, SavedPartition, renewed, restore, skipped
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import ItemId
-from sluiceway.local.audit_trail import AuditTrail
-from sluiceway.local.commit_gate import CommitGate
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.backends import DEFAULT_BACKENDS, PostgresBackend, SqliteBackend
 from sluiceway.model.changes import PartitionRef, Snapshot
@@ -35,6 +33,10 @@ from sluiceway.testing.drive import driven
 from tests.instance.instance_rig import PATIENCE, eventually, lease, payloads, produce, serving, settle, spec, total
 
 DEAD = Disposition("dead", reason="broken")
+
+
+unpack_records = msgspec.msgpack.Decoder(RecordsPart).decode
+unpack_blobs = msgspec.msgpack.Decoder(BlobsPart).decode
 
 
 class Saved:
@@ -63,22 +65,22 @@ async def read(service: Service, backup: Backup) -> Saved:
     saved = Saved()
     start: int | None = 0
     while start is not None:
-        part = service.backups.records(backup.id, None, start)
+        part = unpack_records(await service.backups.records(backup.id, None, start))
         saved.meta_parts.append(part.data)
         start = part.next
     for ref, partition in backup.partitions.items():
         saved.partitions.append(SavedPartition(ref, partition.queue_name, partition.backend))
         saved.record_parts[ref], left, start = [], list[int](), 0
         while start is not None:
-            part = service.backups.records(backup.id, ref, start)
+            part = unpack_records(await service.backups.records(backup.id, ref, start))
             saved.record_parts[ref].append(part.data)
             left += [number for number, _ in part.blobs]
             start = part.next
         saved.blob_data[ref] = {}
         while left:
-            saved.blob_data[ref] |= (await service.backups.blobs(backup.id, ref, left)).blobs
+            saved.blob_data[ref] |= unpack_blobs(await service.backups.blobs(backup.id, ref, left)).blobs
             left = [number for number in left if number not in saved.blob_data[ref]]
-    service.backups.end(backup.id)
+    await service.backups.end(backup.id)
     return saved
 
 
@@ -285,7 +287,7 @@ async def test_a_reopened_partition_ends_what_it_kept(tmp_path: Path) -> None:
         with pytest.raises(SluicewayError) as caught:
             await service.backups.blobs(backup.id, ref, [0])
         assert caught.value.code == "snapshot_gone"
-        service.backups.end(backup.id)
+        await service.backups.end(backup.id)
         assert (await taken(service)).partitions
 
 
@@ -299,19 +301,11 @@ async def test_a_backup_that_is_not_read_ends(tmp_path: Path, monkeypatch: pytes
             await service.backups.begin(SYSTEM)
         assert caught.value.code == "too_many_requests"
         monkeypatch.setattr(backups, "BACKUP_IDLE", 10)
-        service.backups.records(backup.id, None, 0)
-        await eventually(lambda: not service.backups._share.is_used)
+        await service.backups.records(backup.id, None, 0)
+        await eventually(lambda: service.backups._share.has(""))
         with pytest.raises(SluicewayError) as caught:
-            service.backups.records(backup.id, None, 0)
+            await service.backups.records(backup.id, None, 0)
         assert caught.value.code == "snapshot_gone"
-
-
-@driven
-async def test_an_instance_of_a_cluster_refuses() -> None:
-    meta = MemoryMetaStore()
-    refusing = Backups({}, Clustered("a", ""), meta, AuditTrail(meta), CommitGate())
-    with pytest.raises(SluicewayError, match="an instance of a cluster"):
-        await refusing.begin(SYSTEM)
 
 
 @driven

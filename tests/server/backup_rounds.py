@@ -155,9 +155,11 @@ def play_round(traffic: Traffic, url: str, folder: Path, number: int) -> dict[st
     return made
 
 
-def run(folder: Path, rounds: int, seed: int) -> list[dict[str, object]]:
-    """Play rounds on one server. Returns what each backup said."""
-    with ServerProcess(folder / "data") as server:
+def run(folder: Path, rounds: int, seed: int, workers: int = 1) -> list[dict[str, object]]:
+    """Play rounds on one server; its workers are the instances of a cluster. Returns what each backup said."""
+    config = folder / "server.toml"
+    config.write_text(f"[server]\nworkers = {workers}\n")
+    with ServerProcess(folder / "data", config=config) as server:
         with Client(server.url) as client:
             client.create_queue(DEAD, requested_partitions=2)
             client.create_queue(QUEUE, requested_partitions=4, dead_queue=DEAD)
@@ -174,5 +176,8 @@ if __name__ == "__main__":
     for each in range(int(sys.argv[1])):
         with tempfile.TemporaryDirectory() as name:
             began = time.monotonic()
-            told = run(Path(name), 5, each)
-            print(f"seed {each}: 5 backups, restored and compared, in {time.monotonic() - began:.0f} s; {told[-1]}", flush=True)
+            told = run(Path(name), 5, each, workers := each % 2 * 2 + 1)
+            print(
+                f"seed {each}, workers: {workers}: 5 backups, restored and compared, in {time.monotonic() - began:.0f} s; {told[-1]}",
+                flush=True,
+            )

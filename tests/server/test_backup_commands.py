@@ -20,11 +20,12 @@ def ends(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_backups_under_load_have_what_was_acknowledged(tmp_path: Path) -> None:
-    made = run(tmp_path, 3, 1)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_backups_under_load_have_what_was_acknowledged(tmp_path: Path, workers: int) -> None:
+    made = run(tmp_path, 1, workers, workers)
     code, said, _ = ends("backup", "verify", str(tmp_path / "backups"))
     assert code == 0
-    assert said.count(": good") == len(made) == 3
+    assert said.count(": good") == len(made) == 1
 
 
 @pytest.fixture(scope="module")

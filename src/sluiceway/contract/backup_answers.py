@@ -8,7 +8,7 @@ import msgspec
 
 from sluiceway.contract.fields import Answer, Incarnation, QueueName, Time, about, schema
 
-BackupId = Annotated[str, schema("backup id", minLength=1, maxLength=64)]
+BackupId = Annotated[str, schema("backup id", minLength=1, maxLength=256)]
 
 
 class BackupPartition(Answer, frozen=True, kw_only=True):

@@ -290,7 +290,8 @@ def renewed(entries: Mapping[str, Entry]) -> dict[str, Entry]:
         resource = msgspec.json.decode(kept[key].value, type=Resource)
         after = msgspec.structs.replace(resource, era=resource.era + RESTORED_ERAS, version=resource.version + 1)
         kept[key] = kept[key]._replace(value=msgspec.json.encode(after))
-    entry = kept[GRANT]
+    # A cluster that was never a single server has none.
+    entry = kept.get(GRANT, Entry(b"0", 0))
     # By the clock, too: a second restore of the same backup comes later.
     grant = max(int(entry.value) + GRANTS, system.now() // 1_000)
     kept[GRANT] = entry._replace(value=str(grant).encode())

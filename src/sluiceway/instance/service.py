@@ -84,7 +84,18 @@ from sluiceway.model.inspection import (
     SearchedQueue,
 )
 from sluiceway.model.meta import Stamp
-from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, ListConsumers, ListProblems, PeerRequest, ShareRequest
+from sluiceway.model.peers import (
+    Ask,
+    BackupStep,
+    Close,
+    Learn,
+    LeaseAnywhere,
+    ListConsumers,
+    ListProblems,
+    PeerRequest,
+    ReadBackup,
+    ShareRequest,
+)
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.queue_minutes import Tally
 from sluiceway.model.rebalance import Plan, Rebalance, RebalanceBatch, RebalanceProgress
@@ -241,7 +252,7 @@ class Service:
             grace,
             self.room.spend,
         )
-        self.backups = Backups(self._drivers, self.ownership, self._meta, self._audit, gate)
+        self.backups = Backups(self._drivers, self.ownership, self._transport, self._meta, self._audit, gate)
         if not self.ownership.is_alone:
             await self._load()
 
@@ -321,7 +332,7 @@ class Service:
         """Finish requests in flight and release the directory. Waiting leases are answered empty."""
         await self.schedule_driver.stop()
         await self.bundle_driver.stop()
-        self.backups.stop()
+        await self.backups.stop()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -452,6 +463,8 @@ class Service:
             return await self.consumers.here(request)
         if isinstance(request, ListProblems):
             return self.watch.here(request.queue_name)
+        if isinstance(request, BackupStep | ReadBackup):
+            return await self.backups.answer(request)
         assert self._demand is not None, "only instances of a cluster ask"
         return await self._demand.answer(request, self._drivers.values())
 

@@ -348,4 +348,38 @@ class ListProblems(NamedTuple):
     """Only of that queue; empty: all."""
 
 
-PeerRequest = Ask | Learn | Poll | ListConsumers | ListProblems
+BackupVerb = Literal["record", "hold", "freeze", "keep", "end"]
+
+
+class BackupStep(NamedTuple):
+    """Take that step of a backup with the receiver's partitions. Answered by their fences at `freeze`, and by none else.
+
+    `record`: follow their records. `hold`: hold commits back for some seconds. `freeze`: keep the partitions as they are since then, and
+    commit again. `keep`: keep them for longer. `end`: they are no longer needed.
+    """
+
+    id: str
+    step: BackupVerb
+
+
+class FrozenFence(NamedTuple):
+    """The era and the grant under which the owner of a partition has frozen it."""
+
+    incarnation: str
+    partition: int
+    era: int
+    grant: int
+
+
+class ReadBackup(NamedTuple):
+    """Read a part of a backup: records from `start` on, or these blobs. Answered in MessagePack, as clients are. Without an `incarnation`,
+    and for partitions of others, the receiver is the instance that took the backup."""
+
+    id: str
+    incarnation: str = ""
+    partition: int = 0
+    start: int = 0
+    blobs: tuple[int, ...] = ()
+
+
+PeerRequest = Ask | Learn | Poll | ListConsumers | ListProblems | BackupStep | ReadBackup

@@ -82,13 +82,13 @@ class BackupCalls:
         if (call.incarnation is None) != (call.partition is None):
             raise invalid("partition", "pass incarnation and partition, or neither for the meta store")
         ref = None if call.incarnation is None or call.partition is None else PartitionRef(call.incarnation, call.partition)
-        return json_backups.encode_packed(self._service.backups.records(call.backup_id, ref, call.start))
+        return await self._service.backups.records(call.backup_id, ref, call.start)
 
     async def _blobs(self, request: Request) -> Body:
         call = json_backups.decode_blobs(request.body)
         ref = PartitionRef(call.incarnation, call.partition)
-        return json_backups.encode_packed(await self._service.backups.blobs(call.backup_id, ref, call.blobs))
+        return await self._service.backups.blobs(call.backup_id, ref, call.blobs)
 
     async def _end(self, request: Request) -> Body:
-        self._service.backups.end(json_backups.decode_backup(request.body).backup_id)
+        await self._service.backups.end_anywhere(json_backups.decode_backup(request.body).backup_id)
         return b"{}"

@@ -39,4 +39,3 @@ class BlobsCall(msgspec.Struct, forbid_unknown_fields=True):
 decode_backup = JsonDecoder(BackupCall)
 decode_records = JsonDecoder(RecordsCall)
 decode_blobs = JsonDecoder(BlobsCall)
-encode_packed = msgspec.msgpack.Encoder().encode

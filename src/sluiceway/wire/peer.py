@@ -38,12 +38,14 @@ from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
 from sluiceway.model.leased_items import POSITION
 from sluiceway.model.peers import (
     Ask,
+    BackupStep,
     Close,
     Count,
     CountKeys,
     CountReasons,
     Explain,
     FindLeases,
+    FrozenFence,
     GiveKeys,
     HandOverKeys,
     KeysGiven,
@@ -57,6 +59,7 @@ from sluiceway.model.peers import (
     PeerRequest,
     Poll,
     Polled,
+    ReadBackup,
     Reload,
     RemainingItems,
     ServeSlots,
@@ -107,7 +110,7 @@ versions refuse each other's messages.
 9: keys can be counted.
 10: the parts of a call that was divided by keys name their slots. A slot's new home serves it once the former one has nothing of it left.
     Items can belong to a bundle.
-11: items can have a priority, or a unique key, and a produce may leave out some.
+11: items can have a priority, or a unique key, and a produce may leave out some. A cluster can be backed up.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
@@ -159,8 +162,12 @@ KINDS_OF_REQUESTS: Final = {
         Kind(Poll, Polled),
         Kind(ListConsumers, dict[str, Consumers]),
         Kind(ListProblems, Problems),
+        Kind(BackupStep, tuple[FrozenFence, ...]),
+        Kind(ReadBackup, bytes),
     )
 }
+_OF_INSTANCES: Final = (Learn, Poll, ListConsumers, ListProblems, BackupStep, ReadBackup)
+"""Requests that are about no single queue."""
 _ERROR: Final = "error"
 _MAGIC: Final = b"slw"
 _START: Final = struct.Struct("<3sBI")
@@ -199,7 +206,7 @@ def decode_request(body: bytes) -> PeerRequest:
     """Decode a request. Its rows are views of `body`. Raises `invalid_body` for a body of another version or a damaged one."""
     message = _decode(body, 0)
     kind = KINDS_OF_REQUESTS.get(message.head.kind)
-    if kind is None or (kind.request in (Learn, Poll, ListConsumers, ListProblems)) is not (message.head.incarnation is None):
+    if kind is None or (kind.request in _OF_INSTANCES) is not (message.head.incarnation is None):
         raise _unreadable(f"there is no request {message.head.kind[:_SHOWN]!r} of this form")
     request = message.read(kind.request)
     return request if message.head.incarnation is None else Ask(message.head.incarnation, request, message.head.payload)

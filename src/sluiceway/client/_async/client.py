@@ -822,12 +822,11 @@ class AsyncClient:
     # -- backups -------------------------------------------------------------------------------------------------------
 
     async def begin_backup(self) -> BackupBegun:
-        """Begin a backup of the server, and return it: everything that is stored as of this moment. Needs the scope `admin`.
+        """Begin a backup of the server or cluster, and return it: everything that is stored as of this moment. Needs the scope `admin`.
 
         Read all of it with `backup_records` and `backup_blobs`, then call `end_backup`. One that is not read for a minute ends by itself,
         and further calls raise `snapshot_gone`. Most users want the command `sluiceway backup`. Raises `too_many_requests` while there is
-        another backup, `unavailable` unless every partition is open, `partition_damaged`, and `invalid_request` for an instance of a
-        cluster.
+        another backup, `unavailable` unless every partition is open and every instance answers, and `partition_damaged`.
         """
         return await self._channel.run(backup_calls.begin_backup())
 
