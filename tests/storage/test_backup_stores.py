@@ -1,0 +1,91 @@
+"""Backups of a server whose partitions are in SQLite, PostgreSQL and a bucket, and restores into other storage of these kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluiceway.client import Client
+from tests.server.backup_rounds import command
+from tests.server.server_process import ServerProcess
+from tests.server.test_backup_commands import ends
+from tests.servers.moto_server import MotoServer
+from tests.servers.postgres_server import PostgresServer
+from tests.storage.test_bucket_server import BUCKET
+from tests.storage.test_bucket_server import take_all as taken
+
+POSTGRES = """
+[backends.postgres]
+kind = "postgres"
+url = "{dsn}"
+schema = "{schema}"
+
+[backends.default]
+kind = "sqlite"
+"""
+CLUSTER = """
+[cluster]
+meta = "s3://tests/{prefix}-meta?region=eu-central-1&endpoint={endpoint}&access_key_id=tests&secret_access_key=tests"
+"""
+
+
+def config(path: Path, s3: MotoServer, server: PostgresServer, name: str) -> Path:
+    s3.bucket("tests")
+    where = {"prefix": f"{path.parent.name}-{name}", "endpoint": s3.endpoint, "dsn": server.dsn(), "schema": name}
+    path.write_text((BUCKET + POSTGRES).format(**where))
+    return path
+
+
+def test_each_kind_of_storage_is_backed_up_and_restored(
+    tmp_path: Path, s3: MotoServer, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTS_SECRET", "tests")
+    first, second = (config(tmp_path / f"{name}.toml", s3, server, name) for name in ("first", "second"))
+    folder = str(tmp_path / "backups")
+    with ServerProcess(tmp_path / "data", config=first) as running, Client(running.url) as client:
+        queue = client.create_queue("orders", requested_partitions=6)
+        assert {each.backend for each in queue.partitions} == {"bucket", "default", "postgres"}
+        for number in range(60):
+            client.produce("orders", [f"{number}"])
+        leased = client.lease("orders", batch_size=10, lease_timeout="1h", max_partitions=6)
+        command("backup", folder, "--url", running.url)
+        taken(client, "orders", 50)
+    code, _, said = ends("restore", folder, "--data", str(tmp_path / "new"))
+    assert code == 3
+    assert "pass the --config of the server" in said
+    code, _, said = ends("restore", folder, "--data", str(tmp_path / "new"), "--config", str(first))
+    assert code == 3
+    assert "of queue 'orders' already; restore into empty storage" in said
+    assert not (tmp_path / "new").exists()
+    command("restore", folder, "--data", str(tmp_path / "new"), "--config", str(second))
+    with ServerProcess(tmp_path / "new", config=second) as running, Client(running.url) as client:
+        assert client.complete("orders", lease_ids=leased.lease_ids).completed == 10
+        left = {f"{number}".encode() for number in range(60)} - {each.payload for each in leased.items}
+        assert sorted(taken(client, "orders", 50)) == sorted(left)
+        client.produce("orders", ["new"])
+
+
+def test_a_restored_server_is_brought_into_a_cluster(tmp_path: Path, s3: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESTS_SECRET", "tests")
+    s3.bucket("tests")
+    file = tmp_path / "cluster.toml"
+    file.write_text((CLUSTER + BUCKET).format(prefix=tmp_path.name, endpoint=s3.endpoint))
+    with ServerProcess(tmp_path / "data") as running, Client(running.url) as client:
+        client.create_queue("orders", requested_partitions=2)
+        client.produce("orders", [f"{number}" for number in range(10)])
+        command("backup", str(tmp_path / "backups"), "--url", running.url)
+    command("restore", str(tmp_path / "backups"), "--data", str(tmp_path / "new"))
+    code, _, said = ends("cluster", "adopt", str(tmp_path / "new"), "--config", str(file))
+    assert code == 0, said
+    # The cluster is backed up in turn, and restored into its storage under another name.
+    with ServerProcess(tmp_path / "a", config=file) as running, ServerProcess(tmp_path / "b", config=file), Client(running.url) as client:
+        client.produce("orders", ["of the cluster"])
+        made = command("backup", str(tmp_path / "backups"), "--url", running.url)
+        assert made["partitions"] == 2
+        assert len(taken(client, "orders", 11)) == 11
+    other = tmp_path / "other.toml"
+    other.write_text(BUCKET.format(prefix=f"{tmp_path.name}-other", endpoint=s3.endpoint))
+    command("restore", str(tmp_path / "backups"), "--data", str(tmp_path / "newest"), "--config", str(other))
+    with ServerProcess(tmp_path / "newest", config=other) as running, Client(running.url) as client:
+        assert b"of the cluster" in taken(client, "orders", 11)
