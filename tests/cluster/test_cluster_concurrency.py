@@ -271,6 +271,8 @@ def test_a_single_server_keeps_to_the_limit_over_a_restart(tmp_path: Path) -> No
         async with serving(tmp_path) as (service, _):
             await service.create_queue(QueueSpec("q", 2, concurrency=5))
             await fill(service, partitions=2)
+            # A partition gets its part of the limit when somebody wants an item.
+            assert (await service.explain("q", 0, 0)).reason == "it is next"
             assert items_of(await lease(service, 3)) == 3
         async with serving(tmp_path) as (service, _):
             assert items_of(await lease(service, 20)) == 2

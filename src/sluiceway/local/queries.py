@@ -134,7 +134,8 @@ def _explain(driver: QueueDriver, request: Explain) -> Explanation:
             found.reason += f"; it waits for the item with the origin {id}, {_whereabouts(holder)}"
         if driver.queue.circuit is not None and driver.queue.circuit.state != "closed":
             found.reason += "; the queue's circuit breaker is open: too many items fail, and only probes are leased"
-        if driver.queue.slots is not None and not executor.slots_left:
+        slots = driver.queue.slots
+        if slots is not None and not executor.slots_left and (executor.partition.leased_count or slots.holds_back):
             found.reason += f"; the queue is at its limit of {driver.record.concurrency} leased items"
         if (rate := driver.queue.rate) is not None and rate.is_used_up(system.now()):
             found.reason += f"; the queue is at its rate of {rate.rate.per_second:g} a second"
