@@ -676,7 +676,7 @@ SCHEDULES = {f"schedule {verb}" for verb in ("create", "list", "show", "update",
 """tests/cli/test_cli_schedules.py."""
 BUNDLES = {f"bundle {verb}" for verb in ("create", "list", "show", "close", "cancel")}
 """tests/cli/test_cli_bundles.py."""
-BACKUPS = {"backup create", "backup list", "backup verify", "restore"}
+BACKUPS = {"backup create", "backup list", "backup verify", "backup prune", "restore"}
 """tests/server/test_backup_commands.py."""
 CLUSTERS = {"instance update"}
 """That it is refused by a server that is alone is tested above; what it does in a cluster, in tests/cluster/test_cluster_times.py."""

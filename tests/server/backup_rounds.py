@@ -115,14 +115,16 @@ def drained(client: Client) -> Counter[str]:
     """All items of both queues, each as often as it is there. They are completed."""
     found: Counter[str] = Counter()
 
-    def left() -> int:
+    def left() -> list[tuple[int, ...]]:
+        """Of each partition that is not empty: ready, leased, scheduled items, and those on their way."""
         partitions = [each for name in (QUEUE, DEAD) for each in client.stats(name).partitions]
         assert {each.state for each in partitions} == {"available"}
-        return sum(each.ready + each.total_leased + each.scheduled + each.transferring for each in partitions)
+        counts = [(each.ready, each.total_leased, each.scheduled, each.transferring) for each in partitions]
+        return [each for each in counts if any(each)]
 
     deadline = time.monotonic() + PATIENCE
-    while left():
-        assert time.monotonic() < deadline, "items stay"
+    while stays := left():
+        assert time.monotonic() < deadline, f"items stay: {stays}"
         for name in (QUEUE, DEAD):
             leased = client.lease(name, batch_size=1_000, lease_timeout="1h", request_timeout="5ms", max_partitions=4)
             if items := list(leased.items):
@@ -162,7 +164,8 @@ def run(folder: Path, rounds: int, seed: int, workers: int = 1) -> list[dict[str
     with ServerProcess(folder / "data", config=config) as server:
         with Client(server.url) as client:
             client.create_queue(DEAD, requested_partitions=2)
-            client.create_queue(QUEUE, requested_partitions=4, dead_queue=DEAD)
+            # Without pauses that grow, for which each round would wait.
+            client.create_queue(QUEUE, requested_partitions=4, dead_queue=DEAD, max_attempts=None, retry_backoff=None)
         with Traffic(server.url, seed) as traffic:
             wait_until(lambda: len(traffic.ledger.completed) > 200, "some load")
             random, made = Random(seed), []

@@ -129,6 +129,35 @@ def test_a_damaged_pack_is_not_relied_on(saved: Path, tmp_path: Path) -> None:
     assert len(directory.ids()) == 3
 
 
+def test_old_backups_are_pruned_and_the_others_stay_whole(saved: Path, tmp_path: Path) -> None:
+    folder, directory = copied(saved, tmp_path / "backups")
+    first, second = directory.ids()
+    # The newer one has most of its blobs in the pack of the older one.
+    assert ends("backup", "prune", str(folder), "--keep", "2") == (0, "0 backups removed, 0 bytes freed\n", "")
+    pruned = command("backup", "prune", str(folder), "--keep", "1")
+    assert (pruned["removed"], pruned["freed_bytes"]) == ([first], 0)
+    assert directory.ids() == [second]
+    assert ends("backup", "verify", str(folder))[0] == 0
+    with ServerProcess(tmp_path / "data") as server:
+        made = command("backup", str(folder), "--url", server.url)
+    # Nor did that remove what the one before still needs.
+    assert ends("backup", "verify", str(folder))[0] == 0
+    pruned = command("backup", "prune", str(folder), "--keep", "1")
+    assert pruned["removed"] == [second]
+    assert int(str(pruned["freed_bytes"])) > 200_000
+    assert [path.name.partition(".")[0] for path in (folder / "packs").iterdir()] == [made["backup"]]
+    assert ends("backup", "verify", str(folder))[0] == 0
+
+
+def test_nothing_is_pruned_while_a_manifest_is_damaged(saved: Path, tmp_path: Path) -> None:
+    folder, directory = copied(saved, tmp_path / "backups")
+    manifest = folder / "backups" / f"{directory.ids()[-1]}.json"
+    manifest.write_bytes(manifest.read_bytes()[:-10])
+    code, _, said = ends("backup", "prune", str(folder), "--keep", "1")
+    assert (code, "is damaged" in said) == (3, True)
+    assert len(directory.ids()) == 2
+
+
 def test_refusals_say_what_to_do(tmp_path: Path) -> None:
     code, _, said = ends("backup", "list", str(tmp_path))
     assert (code, "has no backups" in said) == (3, True)

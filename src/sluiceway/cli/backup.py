@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from sluiceway.cli.common import Output, counted, printing, table
+from sluiceway.cli.common import Output, WholeNumber, counted, printing, table
 from sluiceway.cli.session import Session, connected
 from sluiceway.kernel.errors import SluicewayError
 
@@ -30,7 +30,7 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands)
 def backup() -> None:
-    """Back up a running server into a directory: sluiceway backup DIR. Verify and list its backups."""
+    """Back up a running server into a directory: sluiceway backup DIR. Verify, list and prune its backups."""
 
 
 @backup.command()
@@ -80,6 +80,20 @@ def verify(output: Output, directory: Path, backup_id: str | None) -> None:
         output.print({"backup": each, "damage": damage}, "\n".join([f"{each}: {'damaged' if damage else 'good'}", *damage]))
     if bad:
         raise SluicewayError("invalid_request", f"{counted(bad, 'backup')} in {directory} cannot be restored", "dir")
+
+
+@backup.command()
+@click.argument("directory", metavar="DIR", type=DIRECTORY)
+@click.option("--keep", type=WholeNumber(1), required=True, help="Number of backups to keep: the newest ones.")
+@printing
+def prune(output: Output, directory: Path, keep: int) -> None:
+    """Remove old backups from DIR, and what no other backup there needs."""
+    from sluiceway.cli.backup_copy import size_text
+    from sluiceway.cli.backup_directory import BackupDirectory
+
+    removed, freed = BackupDirectory(directory).prune(keep)
+    text = "\n".join([*(f"Removed {each}" for each in removed), f"{counted(len(removed), 'backup')} removed, {size_text(freed)} freed"])
+    output.print({"removed": removed, "freed_bytes": freed}, text)
 
 
 @backup.command("list")

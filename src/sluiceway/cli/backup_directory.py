@@ -159,17 +159,44 @@ class BackupDirectory:
         """A writer of a new backup. Another one at the same time is refused. What an interrupted one left is removed first."""
         for folder in (self.path, self.path / _PACKS, self.path / _MANIFESTS):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            # What a damaged manifest names is not known.
+            with contextlib.suppress(SluicewayError):
+                self._remove_unneeded()
+            known = {*self.ids(), *(name.partition(".")[0] for name in self.pack_sizes())}
+            with BackupWriter(self, _new_id(taken_at, known)) as writer:
+                yield writer
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
         with (self.path / _LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise SluicewayError("unavailable", f"another backup into {self.path} is running", "dir") from None
-            known = set(self.ids())
-            for pack in (self.path / _PACKS).iterdir():
-                if pack.name.partition(".")[0] not in known:
-                    pack.unlink()
-            with BackupWriter(self, _new_id(taken_at, known)) as writer:
-                yield writer
+                raise SluicewayError("unavailable", f"another command is changing {self.path}", "dir") from None
+            yield
+
+    def prune(self, keep: int) -> tuple[list[str], int]:
+        """Remove all backups but the newest `keep`, and what only they had. Returns the removed ones, and the bytes that this freed.
+
+        Raises `invalid_request` if one that stays has a damaged manifest, and `unavailable` during a backup; nothing was removed then.
+        """
+        with self._locked():
+            ids = self.ids()
+            for each in ids[-keep:]:
+                self.manifest(each)
+            for each in ids[:-keep]:
+                self._manifest(each).unlink()
+            _sync(self.path / _MANIFESTS)
+            return ids[:-keep], self._remove_unneeded()
+
+    def _remove_unneeded(self) -> int:
+        """Remove the packs that no manifest names. Returns their bytes. Raises `invalid_request` if a manifest is damaged."""
+        needed = {piece.pack for each in self.ids() for piece in self.manifest(each).pieces()}
+        unneeded = {name: size for name, size in self.pack_sizes().items() if name not in needed}
+        for name in unneeded:
+            (self.path / _PACKS / name).unlink()
+        return sum(unneeded.values())
 
 
 class Pieces:

@@ -141,6 +141,9 @@ class BackupShare:
         """Hold commits back, for PATIENCE at most. Raises `unavailable`, `snapshot_gone`."""
         self._check(id)
         await self._gate.close(PATIENCE)
+        if not self.has(id):
+            self._gate.open()
+            raise gone()
         self._opening = asyncio.get_running_loop().call_later(PATIENCE / 1000, self._let_commit)
 
     async def freeze(self, id: str) -> list[FrozenFence]:
