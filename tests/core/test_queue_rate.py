@@ -25,7 +25,7 @@ class Instance:
 
     def __init__(self, world: World, name: str, ahead: Millis = 0) -> None:
         self.world, self.name, self.ahead = world, name, ahead
-        self.rate = QueueRate(world.rate, 1, name)
+        self.rate = QueueRate(world.rate, 1)
         self.backlog = 0
         self.leased: list[Millis] = []
         self.answer_at: Millis | None = None
@@ -71,11 +71,11 @@ class Instance:
             if world.random.random() < world.loses:
                 self.rate.failed(now)
                 return
-        self.rate.taken(taken.record, taken.tokens, now)
+        self.rate.taken(taken.record, taken.tokens, self.name, now)
 
     def crash(self) -> None:
         """It forgets everything, and begins anew."""
-        self.rate, self.stamp, self.known, self.answer_at = QueueRate(self.world.rate, 1, self.name), -1, None, None
+        self.rate, self.stamp, self.known, self.answer_at = QueueRate(self.world.rate, 1), -1, None, None
 
 
 class World:
@@ -274,7 +274,7 @@ class RatedRig(Rig):
         taken = take(self.record, rate.rate, rate.version, "instance", effect.want, effect.until, self.now)
         assert taken is not None
         self.record = taken.record
-        rate.taken(taken.record, taken.tokens, self.now)
+        rate.taken(taken.record, taken.tokens, "instance", self.now)
         self.cycle()
 
 
@@ -404,7 +404,7 @@ def test_other_instances_are_offered_what_the_rate_allows_soon() -> None:
     assert rig.queue.rate is not None
     assert rig.record is not None
     empty = msgspec.structs.replace(rig.record, level=-20 * TOKEN, at=rig.now)
-    rig.queue.rate.taken(empty, None, rig.now)
+    rig.queue.rate.taken(empty, None, "instance", rig.now)
     rig.cycle()
     assert share.load().ready == 0
     assert rig.queue.wake_at() == rig.now + 4_200 - REMOTE

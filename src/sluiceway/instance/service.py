@@ -248,7 +248,7 @@ class Service:
             TimerPace(),
             gate := CommitGate(),
             self._meta,
-            system.new_incarnation(),
+            lambda: self.ownership.name,
             grace,
             self.room.spend,
         )

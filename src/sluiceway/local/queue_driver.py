@@ -103,7 +103,8 @@ class Waiter(NamedTuple):
 class SharedContext(NamedTuple):
     """Context shared by all drivers of an instance. `backend` finds one by name; `holds` tells whether gained partitions are still its own;
     `may_reopen` whether a queue whose deletion was begun still exists, and stays; `snapshots` are those that partitions keep; `ask_owner`
-    asks a partition's current owner; commits pass the `gate`; `name` is that of this process, unlike any other."""
+    asks a partition's current owner; commits pass the `gate`; `name` is this
+    instance's, once it has joined."""
 
     backend: Callable[[str], Backend]
     cache: BlobCache
@@ -116,7 +117,7 @@ class SharedContext(NamedTuple):
     pace: TimerPace
     gate: CommitGate
     meta: MetaStore
-    name: str
+    name: Callable[[], str]
     takeover_grace: Millis = 0
     spend: Callable[[int], None] = lambda nbytes: None
     """Called with the bytes that a produce is about to add."""
@@ -132,7 +133,7 @@ class QueueDriver:
         """The queue's partitions."""
         self._backends: dict[int, Backend] = {}
         self._tokens: dict[int, Token] = {}
-        self.queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace, context.name)
+        self.queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace)
         self._rate_tokens = RateTokens(context.meta, record.queue_name, record.incarnation)
         self._slot_quotas = SlotQuotas(context.meta, record.queue_name, record.incarnation)
         self._delivery = RowFetcher(context.cache, self._handle_of, self._stop_partition, self._return)
@@ -595,7 +596,7 @@ class QueueDriver:
 
     async def _take_tokens(self, effect: TakeTokens) -> None:
         try:
-            await self._rate_tokens.take(effect)
+            await self._rate_tokens.take(effect, self._context.name())
         except Exception:
             log.exception("queue %s: tokens of its rate could not be taken", self.record.queue_name)
             effect.rate.failed(system.now())

@@ -34,10 +34,10 @@ class RateTokens:
         self._seen: Entry | None = None
         """The record as last written here. If another instance has changed it since, the next change conflicts."""
 
-    async def take(self, effect: TakeTokens) -> None:
-        """Take tokens, durably, and report them to the effect's `rate`."""
+    async def take(self, effect: TakeTokens, name: str) -> None:
+        """Take tokens for the instance of that name, durably, and report them to the effect's `rate`."""
         try:
-            taken = await self._take(effect)
+            taken = await self._take(effect, name)
         except (MetaUnknownError, StoreUnavailableError) as error:
             log.info("tokens of a queue's rate could not be taken, will retry: %s", error)
             taken = None
@@ -45,9 +45,9 @@ class RateTokens:
             self._seen = None
             effect.rate.failed(system.now())
         else:
-            effect.rate.taken(taken.record, taken.tokens, system.now())
+            effect.rate.taken(taken.record, taken.tokens, name, system.now())
 
-    async def _take(self, effect: TakeTokens) -> Taken | None:
+    async def _take(self, effect: TakeTokens, name: str) -> Taken | None:
         checks: dict[str, Stamp | None] = {}
         for _ in range(MAX_TRIES):
             if self._seen is None:
@@ -61,7 +61,7 @@ class RateTokens:
                 checks = {} if self._seen is not None else {self._queue: queue.stamp}
             record = None if self._seen is None else msgspec.json.decode(self._seen.value, type=RateRecord)
             rate = effect.rate
-            taken = take(record, rate.rate, rate.version, rate.name, effect.want, effect.until, system.now())
+            taken = take(record, rate.rate, rate.version, name, effect.want, effect.until, system.now())
             if taken is None or taken.tokens is None:
                 return taken
             value = msgspec.json.encode(taken.record)

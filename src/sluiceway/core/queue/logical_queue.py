@@ -76,13 +76,9 @@ MAX_STREAK = 64
 
 
 class LogicalQueue:
-    """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, these are its only partitions.
+    """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, these are its only partitions."""
 
-    `name`: the instance's, by which the queue's rate is shared out.
-    """
-
-    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis, name: str = "instance") -> None:
-        self._name = name
+    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
         self.index = ExecutorIndex(PartitionExecutor(number, incarnation) for number in partitions)
         self.executors = self.index.executors
         self.lease_scheduler = LeaseScheduler(self.index, lease_timeout, self._reply)
@@ -132,7 +128,7 @@ class LogicalQueue:
             self.lease_scheduler.circuit = self.circuit
         if record.rate != (None if self.rate is None else self.rate.rate):
             # Tokens of the former rate are dropped.
-            self.rate = None if record.rate is None else QueueRate(record.rate, record.version, self._name)
+            self.rate = None if record.rate is None else QueueRate(record.rate, record.version)
             self.lease_scheduler.rate = self.rate
         elif self.rate is not None:
             self.rate.version = record.version

@@ -24,8 +24,8 @@ class OwnedQueue(LogicalQueue):
     For `takeover_grace` after a partition was gained, no lease in it runs out.
     """
 
-    def __init__(self, incarnation: str, lease_timeout: Millis, takeover_grace: Millis = 0, name: str = "instance") -> None:
-        super().__init__(incarnation, (), lease_timeout, name)
+    def __init__(self, incarnation: str, lease_timeout: Millis, takeover_grace: Millis = 0) -> None:
+        super().__init__(incarnation, (), lease_timeout)
         self._takeover_grace = takeover_grace
         self._graces: dict[int, Millis] = {}
         self._incarnation = incarnation

@@ -159,10 +159,11 @@ class QueueRate:
     In each scheduling cycle: `available`, `use` for each lease, `wish` at the end. The answer to a wish is `taken` or `failed`.
     """
 
-    def __init__(self, rate: Rate, version: int, name: str) -> None:
+    def __init__(self, rate: Rate, version: int) -> None:
         self.rate = rate
         self.version = version
-        self.name = name
+        self.name = ""
+        """The instance's, by which the rate is shared out: that of its last `taken`."""
         self.record: RateRecord | None = None
         """The record as last seen; others may have changed it."""
         self.taking = False
@@ -247,8 +248,9 @@ class QueueRate:
         """Whether an item that is ready now has to wait for a token, as far as is known."""
         return not self.available(now) and not self._within(0, now)
 
-    def taken(self, record: RateRecord, tokens: Reservation | None, now: Millis) -> None:
-        """The record is this one, and the tokens are this instance's."""
+    def taken(self, record: RateRecord, tokens: Reservation | None, name: str, now: Millis) -> None:
+        """The record is this one, and the tokens are those of the instance of that name, which this is."""
+        self.name = name
         self.taking, self.record = False, record
         if tokens is not None:
             self._held.append(tokens)
