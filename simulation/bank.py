@@ -17,6 +17,7 @@ from simulation import (
     bugs_placing,
     bugs_priority,
     bugs_queue,
+    bugs_quotas,
     bugs_rebalance,
     bugs_tasks,
     bugs_unique,
@@ -24,6 +25,7 @@ from simulation import (
 from simulation.bucket_world import run_bucket
 from simulation.cluster import run_cluster
 from simulation.cluster_by_key import run_by_key
+from simulation.cluster_by_limit import run_by_limit
 from simulation.cluster_by_priority import run_by_priority
 from simulation.cluster_group import run_members
 from simulation.cluster_rebalances import run_rebalances
@@ -42,6 +44,7 @@ REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)
 KEY_BANK: tuple[Bug, ...] = tuple(bugs_keys.BUGS)
 PRIORITY_BANK: tuple[Bug, ...] = tuple(bugs_priority.BUGS)
 UNIQUE_BANK: tuple[Bug, ...] = tuple(bugs_unique.BUGS)
+LIMIT_BANK: tuple[Bug, ...] = tuple(bugs_quotas.BUGS)
 BUCKET_BANK: tuple[Bug, ...] = tuple(bugs_bucket.BUGS)
 TASK_BANK: tuple[Bug, ...] = (*bugs_tasks.ABLATIONS, *bugs_tasks.BUGS)
 SEEDS_PER_BUG = 200
@@ -55,6 +58,7 @@ _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
     (KEY_BANK, run_by_key),
     (PRIORITY_BANK, run_by_priority),
     (UNIQUE_BANK, run_unique),
+    (LIMIT_BANK, run_by_limit),
     (TASK_BANK, run_tasks),
     (BUCKET_BANK, run_bucket),
 )

@@ -18,6 +18,7 @@ from simulation.bank import (
     CLUSTER_BANK,
     GROUP_BANK,
     KEY_BANK,
+    LIMIT_BANK,
     MEMBER_BANK,
     PRIORITY_BANK,
     REBALANCE_BANK,
@@ -30,6 +31,7 @@ from simulation.bank import (
 from simulation.bucket_world import BucketWorld
 from simulation.cluster import ClusterWorld
 from simulation.cluster_by_key import world_by_key
+from simulation.cluster_by_limit import world_by_limit
 from simulation.cluster_by_priority import PriorityWorld
 from simulation.cluster_group import MemberWorld
 from simulation.cluster_rebalances import RebalanceWorld
@@ -101,6 +103,11 @@ def _unique(seed: int, log: EventLog | None) -> Life:
     return world.live, lambda: world.loop.steps
 
 
+def _limits(seed: int, log: EventLog | None) -> Life:
+    world = world_by_limit(seed, log)
+    return world.live, lambda: world.loop.steps
+
+
 def _tasks(seed: int, log: EventLog | None) -> Life:
     world = TasksWorld(seed, log)
     return world.live, lambda: world.happened
@@ -122,6 +129,7 @@ OTHERS = (
     Storey("keys", "--keys", _keys, KEY_BANK, 10),
     Storey("priorities", "--priorities", _priorities, PRIORITY_BANK, 10),
     Storey("unique", "--unique", _unique, UNIQUE_BANK, 10),
+    Storey("limits", "--limits", _limits, LIMIT_BANK, 10),
 )
 
 
