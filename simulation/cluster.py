@@ -380,7 +380,7 @@ class ClusterWorld:
         """Restart all instances with the other strategy, one after another."""
         self.strategy = "claims" if self.strategy == "rounds" else "rounds"
         self.note("the strategy is to be", self.strategy)
-        for delay, instance in enumerate(list(self.instances)):
+        for delay, instance in enumerate([each for each in self.instances if not each.process.dead]):
             self.loop.after(delay * 500, partial(self._kill, instance, 200))
 
     def _update(self) -> None:
