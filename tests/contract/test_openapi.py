@@ -104,6 +104,11 @@ def test_every_field_is_explained(document: Json) -> None:
             assert resolved(document, parameter)["description"], f"{path}: {parameter}"
 
 
+def test_a_value_that_may_be_null_is_no_choice_without_it(document: Json) -> None:
+    fields = [(name, field) for name, each in document["components"]["schemas"].items() for field in each.get("properties", {}).values()]
+    assert [name for name, field in fields if "enum" in field and "anyOf" in field and None not in field["enum"]] == []
+
+
 def test_every_operation_has_a_name_of_its_own(document: Json) -> None:
     names = [operation["operationId"] for _, operation in operations(document)]
     assert len(set(names)) == len(names)

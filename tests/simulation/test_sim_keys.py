@@ -58,7 +58,7 @@ KNOWN = {
     "a_delay_lets_others_pass": 14,
     "leaves_the_rest_of_a_run": 14,
     "counts_anew_after_a_takeover": 10,
-    "delays_end_with_a_takeover": 10,
+    "delays_end_with_a_takeover": 45,
     "moves_what_holds_up_its_key": 14,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""

@@ -110,8 +110,7 @@ class LogicalQueueStats(Answer, frozen=True, kw_only=True):
     partitions: Annotated[list[PartitionStats], about("The partitions of this instance.")] = []
     circuit: Annotated[CircuitStats | None, about("The queue's circuit breaker on this instance; null: the queue has none.")] = None
     limited_by: Annotated[
-        str | None,
-        one_of(Limit),
+        Annotated[str, one_of(Limit)] | None,
         about("The setting because of which lease calls wait on this instance although items are ready; null: none."),
     ] = None
 
@@ -151,8 +150,7 @@ class WaitingKey(Answer, frozen=True, kw_only=True):
     returned: Annotated[int, about("Its items that wait for the delay of a retry, and with `order` hold up later ones.")]
     oldest_at: Annotated[Time, about("When its next ready item was stored.")]
     blocked_by: Annotated[
-        str | None,
-        one_of(KeyObstacle),
+        Annotated[str, one_of(KeyObstacle)] | None,
         about(
             "Why none of its items can be leased now: an earlier one is in a `lease`, or waits for its `retry`; or as many as "
             "`key_concurrency` allows are leased (`limit`); or `key_rate` is used up (`rate`); or items of it, or of keys that moved "

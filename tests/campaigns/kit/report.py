@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -52,4 +51,4 @@ def most_and_median(seconds: Sequence[float]) -> str:
 def quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that this share of them does not exceed."""
     ranked = sorted(values)
-    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
