@@ -22,6 +22,8 @@ from tests.servers.pids import CpuTime
 SERVED_WITHIN = 10.0
 """Seconds within which every partition must be served again, whatever was killed or has left."""
 
+TRY_TIMEOUT = 3_000
+"""Milliseconds that a call has: one that began before the takeover should not end in the midst of its write."""
 NOTICED = 1.5
 """Seconds after which one that was killed can be told from the others by its silence."""
 KNOWN_AIM = 1.0
@@ -123,7 +125,8 @@ def _round(report: Report, traffic: Traffic, chance: random.Random, pace: Pace, 
             at = time.monotonic()
             struck = traffic.fleet.strike(chance)
             home = chance.randrange(traffic.fleet.homes)
-            watch = pool.submit(seconds_until_served, traffic, f"kill{number + len(watches)}", home, at)
+            label = f"kill{number + len(watches)}"
+            watch = pool.submit(seconds_until_served, traffic, label, home, at, try_timeout=TRY_TIMEOUT)
             loops = Loops([instance.pid for instance in traffic.fleet.instances if instance.runs])
             pause.wait(min(NOTICED, pace.revive_after))
             known = _known(traffic, at)

@@ -13,8 +13,8 @@ from tests.campaigns.kit.load import Answer
 from tests.campaigns.kit.traffic import DEAD_QUEUE, Door, Traffic
 
 POLL_INTERVAL = 0.1
-TRY_TIMEOUT = 3_000
-"""Milliseconds that a call has. One that began before the takeover should not end in the midst of its write."""
+TRY_TIMEOUT = 1_000
+"""Milliseconds that a call has."""
 PATIENCE = 10_000
 """Milliseconds that one try may take."""
 GIVE_UP = 60.0
@@ -51,7 +51,9 @@ class Awake(Door):
         return url
 
 
-def seconds_until_served(traffic: Traffic, label: str, home: int, begun: float | None = None, give_up: float = GIVE_UP) -> Served:
+def seconds_until_served(
+    traffic: Traffic, label: str, home: int, begun: float | None = None, give_up: float = GIVE_UP, try_timeout: int = TRY_TIMEOUT
+) -> Served:
     """Ask every partition until it was served once. Calls go first to that home; the items are in the ledgers; labels must differ."""
     start = time.monotonic() if begun is None else begun
     places = [(queue, partition) for queue, count in traffic.partitions().items() for partition in range(count)]
@@ -62,7 +64,7 @@ def seconds_until_served(traffic: Traffic, label: str, home: int, begun: float |
         pause = threading.Event()
         for number in itertools.count():
             began = time.monotonic() - start
-            answer = _try(traffic, door, *place, f"{place[0]}-{label}x{number}.{place[1]}.0")
+            answer = _try(traffic, door, *place, f"{place[0]}-{label}x{number}.{place[1]}.0", try_timeout)
             ended = time.monotonic() - start
             outcome = f"{answer.problem or answer.outcome} {answer.detail}".rstrip()
             tries[f"{place[0]}/{place[1]}"].append(Try(began, ended, outcome))
@@ -93,7 +95,7 @@ def longest_hole(traffic: Traffic, label: str, home: int, is_over: Callable[[], 
     return longest
 
 
-def _try(traffic: Traffic, door: Door, queue: str, partition: int, name: str) -> Answer:
+def _try(traffic: Traffic, door: Door, queue: str, partition: int, name: str, timeout: int) -> Answer:
     if queue == DEAD_QUEUE:
         return traffic.try_to("storage/items.list", door, PATIENCE, limit=1, queue_name=queue, partition=partition)
-    return traffic.put(queue, partition, name, door, PATIENCE, request_timeout=f"{TRY_TIMEOUT}ms")
+    return traffic.put(queue, partition, name, door, PATIENCE, request_timeout=f"{timeout}ms")
