@@ -159,7 +159,7 @@ class Rounds:
         """When, without changes, this member may seal the round: no new mark for a while, or missing members surely serve nothing."""
         marked_since = self._seen.since("marks", (look.stamp(self._keys.round), look.marks), look.seen_at)
         silent_at = [self._beating.silent_at(look, name, parameters) for name in self._missing(look)]
-        # Nobody serves the items of a member that is given up: nothing is waited for but that.
+        # The items of a dead member have no owner meanwhile, so its silence is all that this waits for.
         return max(silent_at, default=marked_since + parameters.settle_timeout) + self._turn(look, parameters)
 
     def _left_and_silent(self, look: GroupView, name: str, parameters: Parameters) -> bool:
@@ -213,8 +213,8 @@ class Rounds:
 
 
 def _heirs(look: GroupView, members: list[str]) -> list[str]:
-    """Those of the members that take over what a member had that is given up, which nobody serves: not newcomers, if there are others.
-    These are prepared for it; newcomers get a round of their own."""
+    """The members that take over a dead member's items: those of the last round, which are prepared, or, if none is left, the newcomers.
+    Otherwise newcomers get a round of their own."""
     return [name for name in members if look.round is not None and name in look.round.participants] or members
 
 
