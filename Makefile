@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-backup test-bucket test-cluster test-keys test-rebalance test-tasks test-spark test-incidents fuzz hostile sim sim-bank spec clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-backup test-bucket test-cluster test-keys test-rebalance test-tasks test-upgrade test-spark test-incidents fuzz hostile sim sim-bank spec clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -207,6 +207,9 @@ test-rebalance: setup ## Add, remove and move partitions of real servers under l
 
 test-tasks: setup ## Simulated schedules, and captures of real streams whose tasks are killed and frozen (ARGS='schedules --seeds 2000': some of it)
 	@$(BIN)/python -m tests.campaigns.tasks $(ARGS)
+
+test-upgrade: setup ## Upgrade a cluster and a server under load, there and back, with kills in between (ARGS='single --rounds 4': some of it)
+	@$(BIN)/python -m tests.campaigns.upgrade $(ARGS)
 
 test-spark: setup ## Kill drivers, tasks and servers at every stage of real Spark queries, with a ledger over the sinks (ARGS='kills --rounds 1': some of it)
 	@$(BIN)/python -m tests.campaigns.spark $(ARGS)

@@ -232,7 +232,7 @@ class ClusterWorld:
         meta = Link(self.loop, process, self.meta_roads)
         store = Link(self.loop, process, self.store_roads)
         membership = Membership(
-            lambda: SimMetaStore(self.shared, meta), lambda _: self.network.transport(process), f"http://{name}", name, self.strategy
+            lambda: SimMetaStore(self.shared, meta), lambda *_: self.network.transport(process), f"http://{name}", name, self.strategy
         )
         service = Service(
             self.directory,

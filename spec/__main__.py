@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from spec import compatibility_levels as levels
 from spec.bucket_journals import ABLATIONS, Journals, Rules, State, first_state
 from spec.checker import Checker, Result
 
@@ -27,6 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = check(rules)
         print(f"  {name}: {_text(found)}")
         failed = failed or found.broken is None
+    whole = check_levels(levels.Rules())
+    print(f"the compatibility level: {_text(whole)}")
+    failed = failed or whole.broken is not None
+    for name, without in levels.ABLATIONS.items():
+        found = check_levels(without)
+        print(f"  {name}: {_text(found)}")
+        failed = failed or found.broken is None
     return int(failed)
 
 
@@ -34,6 +42,12 @@ def check(rules: Rules) -> Result:
     """Check the model of a partition in a bucket under these rules."""
     checker: Checker[State] = Checker(Journals(rules).steps)
     return checker.check(first_state(rules), lambda states, depth: print(f"… depth {depth}: {states:,} states", end="\r", file=sys.stderr))
+
+
+def check_levels(rules: levels.Rules) -> Result:
+    """Check the model of the compatibility level under these rules."""
+    model = levels.CompatibilityLevels(rules)
+    return Checker(model.steps).check(model.first())
 
 
 def _text(result: Result) -> str:

@@ -141,7 +141,7 @@ def test_partitions_that_do_not_serve_are_told(shell: Shell, monkeypatch: pytest
 def test_an_instance_that_another_does_not_hear_of_is_told(shell: Shell) -> None:
     service = FakeService()
     instances = [InstanceInfo("a", "http://a", True, "alive"), InstanceInfo("b", "http://b", False, "silent", 9_000)]
-    service.instances.script = [ClusterInfo(instances[:1], "static", 1), ClusterInfo(instances, "rounds", 2)]
+    service.instances.script = [ClusterInfo(instances[:1], "static", 1, 11, 11), ClusterInfo(instances, "rounds", 2, 11, 11)]
     with serving(service) as url:
         assert "cluster" not in found(shell, "--url", url)[1]
         check = found(shell, "--url", url)[1]["cluster"]

@@ -678,6 +678,8 @@ BUNDLES = {f"bundle {verb}" for verb in ("create", "list", "show", "close", "can
 """tests/cli/test_cli_bundles.py."""
 BACKUPS = {"backup create", "backup list", "backup verify", "backup prune", "restore"}
 """tests/server/test_backup_commands.py."""
+UPGRADES = {"upgrade show", "upgrade finalize"}
+"""tests/cli/test_cli_upgrade.py."""
 CLUSTERS = {"instance update"}
 """That it is refused by a server that is alone is tested above; what it does in a cluster, in tests/cluster/test_cluster_times.py."""
 
@@ -685,7 +687,20 @@ CLUSTERS = {"instance update"}
 def test_every_command_has_a_test() -> None:
     assert (
         set(leaves())
-        == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | COPIES | JOBS | DEMO | CLUSTERS | WORKERS | SCHEDULES | BUNDLES | BACKUPS
+        == COVERED
+        | REBALANCES
+        | CAPTURES
+        | ARCHIVES
+        | REDRIVES
+        | COPIES
+        | JOBS
+        | DEMO
+        | CLUSTERS
+        | WORKERS
+        | SCHEDULES
+        | BUNDLES
+        | BACKUPS
+        | UPGRADES
     )
 
 

@@ -124,7 +124,7 @@ class Wires:
         self.on_answer: Callable[[str, PeerRequest], Awaitable[object]] = fine_always
         """On the way back."""
 
-    def __call__(self, secret: str) -> Wires:
+    def __call__(self, secret: str, level: Callable[[], int]) -> Wires:
         return self
 
     def requests(self, kind: type) -> list[tuple[str, Any]]:

@@ -14,6 +14,7 @@ import httpx
 import uvloop
 
 from sluiceway.cluster.peer_http import HttpTransport
+from sluiceway.kernel.compatibility import NEWEST
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.peers import Learn, PeerRequest
 from sluiceway.server.app import Fittings
@@ -66,9 +67,14 @@ class Instance:
             yield self
 
 
-def run(work: Callable[[HttpTransport], Coroutine[Any, Any, Any]], secret: str = SECRET, ca_file: Path | None = None) -> Any:
+def run(
+    work: Callable[[HttpTransport], Coroutine[Any, Any, Any]],
+    secret: str = SECRET,
+    ca_file: Path | None = None,
+    level: Callable[[], int] = lambda: NEWEST,
+) -> Any:
     async def life() -> Any:
-        transport = HttpTransport(secret, ca_file)
+        transport = HttpTransport(secret, ca_file, level)
         try:
             return await work(transport)
         finally:

@@ -13,6 +13,7 @@ import trustme
 from sluiceway.adapters.storage.bucket_requests import BucketRequests
 from sluiceway.client import Client
 from sluiceway.instance.configuration import check, load
+from sluiceway.kernel.compatibility import NEWEST
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.configuration import ClusterSettings
 from sluiceway.server.run import _membership
@@ -109,7 +110,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     wrong.write_text("no certificate")
     for path in (wrong, tmp_path / "missing.pem"):
         with pytest.raises(SluicewayError, match=f"cluster.ca: {path} cannot be used") as refused:
-            _membership(ClusterSettings(meta="memory:", ca=str(path)), BucketRequests()).open_transport("secret")
+            _membership(ClusterSettings(meta="memory:", ca=str(path)), BucketRequests()).open_transport("secret", lambda: NEWEST)
         assert refused.value.field == "cluster.ca"
     file = tmp_path / "sluiceway.toml"
     file.write_text('[cluster]\nca = "missing.pem"\n')

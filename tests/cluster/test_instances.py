@@ -29,6 +29,7 @@ from sluiceway.core.group.group_records import (
     read_group,
 )
 from sluiceway.kernel.clock import format_time
+from sluiceway.kernel.compatibility import Levels
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, RoundInfo
 from sluiceway.model.meta import Entry, View
@@ -168,9 +169,14 @@ def post(url: str, call: str, **fields: object) -> httpx.Response:
 
 
 CLUSTER = ClusterInfo(
-    [InstanceInfo("i-1", "http://i-1", True, "alive", 20, NOW, 5), InstanceInfo("i-2", "", False, "silent", 90_000)],
+    [
+        InstanceInfo("i-1", "http://i-1", True, "alive", 20, NOW, 5),
+        InstanceInfo("i-2", "", False, "silent", 90_000, release="0.3.0", levels=Levels(11, 12)),
+    ],
     "rounds",
     2,
+    11,
+    12,
     msgspec.structs.asdict(Parameters()),
     RoundInfo(7, False, "i-3 has joined", ("i-1",), 1, 2),
 )
@@ -189,6 +195,8 @@ def test_instances_on_the_wire(shared: tuple[FakeService, str]) -> None:
                 "silent_for": "20ms",
                 "joined_at": format_time(NOW),
                 "partitions": 5,
+                "release": None,
+                "levels": None,
             },
             {
                 "instance": "i-2",
@@ -198,6 +206,8 @@ def test_instances_on_the_wire(shared: tuple[FakeService, str]) -> None:
                 "silent_for": "1m30s",
                 "joined_at": None,
                 "partitions": 0,
+                "release": "0.3.0",
+                "levels": [11, 12],
             },
         ],
         "strategy": "rounds",
@@ -211,6 +221,8 @@ def test_instances_on_the_wire(shared: tuple[FakeService, str]) -> None:
             "member_timeout": "3s",
         },
         "round": {"number": 7, "sealed": False, "trigger": "i-3 has joined", "participants": ["i-1"], "moved": 1, "kept": 2},
+        "level": 11,
+        "reachable_level": 12,
     }
     assert post(url, "instances.list", limit=1).json()["field"] == "limit"
 

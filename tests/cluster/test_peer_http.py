@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from sluiceway.cluster.peer_http import HttpTransport
+from sluiceway.kernel.compatibility import NEWEST
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_PEER_BYTES
 from sluiceway.model.leased_items import Slice, served
@@ -160,13 +161,32 @@ def test_an_instance_of_another_cluster_is_told_that_it_is_no_peer(instance: Ins
     assert "slwc_" not in str(caught.value)
 
 
-def test_a_peer_of_another_version_surely_did_nothing(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = bytearray(peer.encode_request(Learn(5)))
-    body[3] = peer.VERSION + 1
-    monkeypatch.setattr(peer, "encode_request", lambda _: bytes(body))
-    with pytest.raises(PeerRefusedError, match="run the same release on all instances"):
+def test_a_peer_of_an_unknown_level_surely_did_nothing(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = peer.encode_request(Learn(5), NEWEST + 1)
+    monkeypatch.setattr(peer, "encode_request", lambda *_: body)
+    with pytest.raises(PeerRefusedError, match=f"compatibility level {NEWEST + 1}"):
         ask(instance.url, Learn(5))
     assert instance.asked == []
+
+
+def test_a_message_is_of_the_level_in_use(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of the newest: an instance of the release before could not read it."""
+    monkeypatch.setattr(peer, "NEWEST", NEWEST + 1)
+    instance.reply = lambda _: True
+    sent: list[int] = []
+
+    def noted(name: str, encode: Callable[..., Any]) -> None:
+        def noting(*message: Any) -> Any:
+            sent.append(message[-1])
+            return encode(*message)
+
+        monkeypatch.setattr(peer, name, noting)
+
+    noted("encode_request", peer.encode_request)
+    noted("encode_answer", peer.encode_answer)
+    assert ask(instance.url, Learn(5), level=lambda: NEWEST) is True
+    assert ask(instance.url, Learn(5), level=lambda: NEWEST + 1) is True
+    assert sent == [NEWEST, NEWEST, NEWEST + 1, NEWEST + 1]
 
 
 def test_who_has_no_peers_has_no_such_endpoint() -> None:

@@ -782,6 +782,18 @@ def test_a_bucket_that_goes_on_refusing_requests() -> None:
     assert not any(looks(*[of(0.5), of(0.5), of(0.0)] * 3))
 
 
+def test_an_upgrade_that_is_not_finalized_is_remembered_after_a_day() -> None:
+    judge = Judge("i1")
+    for hour in range(25):
+        assert judge.problems() == []
+        judge.see_instance(InstanceSample(hour * 3_600_000, level=11, reachable_level=12))
+    (found,) = judge.problems()
+    assert (found.kind, found.severity, found.command) == ("upgrade_open", "warning", "sluiceway upgrade finalize")
+    assert found.message == "the upgrade to compatibility level 12 is not finalized"
+    judge.see_instance(InstanceSample(26 * 3_600_000, level=12, reachable_level=12))
+    assert judge.problems() == []
+
+
 def test_what_is_wrong_with_the_instance() -> None:
     sample = InstanceSample(0, silent=("i2",), disks={"the data": "no room"}, clock="10 s ahead", idle="it joins")
     *_, last = looks(sample, sample, sample)

@@ -8,6 +8,7 @@ from functools import cache
 
 import msgspec
 
+from sluiceway.kernel.compatibility import NEWEST
 from sluiceway.kernel.limits import MAX_PEER_BYTES
 from sluiceway.model.inspection import Browse, ListItems
 from sluiceway.model.items import batch_from_rows
@@ -78,7 +79,7 @@ def bombs() -> list[bytes]:
 
     def message(content: bytes, masks: bytes = b"\x90", length: int | None = None) -> bytes:
         inside = b"\x95\xa7Produce" + content + masks + b"\xa8k7f3q2ma\xc3"
-        return struct.pack("<3sBI", b"slw", peer.VERSION, len(inside) if length is None else length) + inside
+        return struct.pack("<3sBI", b"slw", NEWEST, len(inside) if length is None else length) + inside
 
     # An array, a map, a text, bytes and an extension, of four thousand million each.
     sizes = [kind + b"\xff\xff\xff\xff\x01" for kind in (b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9")]
@@ -92,8 +93,8 @@ def bombs() -> list[bytes]:
         *(message(b"\xc0", length=length) for length in (0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFFFFF9)),
         b"",
         b"slw",
-        b"slw" + bytes([peer.VERSION]),
-        struct.pack("<3sBI", b"slw", peer.VERSION + 1, 5) + b"\x95",
+        b"slw" + bytes([NEWEST]),
+        struct.pack("<3sBI", b"slw", NEWEST + 1, 5) + b"\x95",
         b"\0" * MIB,
     ]
 

@@ -226,6 +226,30 @@ async def test_an_entry_that_cannot_be_written_is_in_the_log(caplog: pytest.LogC
     await trail.close()
 
 
+class Silent(MemoryMetaStore):
+    """Does not answer commits before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+
+    async def commit(self, *given: Any, **named: Any) -> Stamp:
+        await self.answers.wait()
+        return await super().commit(*given, **named)
+
+
+@driven
+async def test_a_change_that_is_made_does_not_wait_for_a_meta_store_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_trail, "RECORD_TIMEOUT", 10)
+    meta = Silent()
+    trail = AuditTrail(meta)
+    await trail.record("storage/items.import", ALICE, "q")
+    assert await trail.list(1) == []
+    meta.answers.set()
+    await trail.close()
+    assert [entry.action for entry in await trail.list(10)] == ["storage/items.import"]
+
+
 async def filled(meta: MetaStore, count: int, keep: int = AUDIT_ENTRIES) -> AuditTrail:
     trail = AuditTrail(meta, keep)
     for number in range(count):

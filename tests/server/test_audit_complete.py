@@ -27,6 +27,7 @@ EXCEPTIONS = {
     **dict.fromkeys(("/v1/keys.list", "/v1/audit.list", "/v1/config.show", "/v1/backends.list"), LOOKS),
     **dict.fromkeys(("/v1/backups.records", "/v1/backups.blobs", "/v1/backups.end"), "the backup that they read has an entry"),
     "/v1/consumers.report": "it is of the moment, and forgotten",
+    "/v1/upgrades.finalize": "a new server has the newest level; tests/cluster/test_compatibility_level.py has its entry",
     "/v1/instances.update": "a server that is alone has no such times; tests/cluster/test_cluster_times.py has its entry",
 }
 """Calls that leave no entry, and why not, beside those that take the right to `read`, or none."""

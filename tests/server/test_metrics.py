@@ -198,7 +198,7 @@ async def test_it_names_all_queues_so_it_needs_the_right_to_read_all(tmp_path: P
 
 def test_where_the_instances_have_their_metrics() -> None:
     known = [("a", "http://127.0.0.1:7001"), ("b", "https://[::1]:7002"), ("joining", "")]
-    found = ClusterInfo([InstanceInfo(name, address, name == "a", "alive") for name, address in known], "rounds", 2)
+    found = ClusterInfo([InstanceInfo(name, address, name == "a", "alive") for name, address in known], "rounds", 2, 11, 11)
     assert msgspec.to_builtins(targets_of(found)) == [
         {"targets": ["127.0.0.1:7001"], "labels": {"__scheme__": "http", "sluiceway_instance": "a"}},
         {"targets": ["[::1]:7002"], "labels": {"__scheme__": "https", "sluiceway_instance": "b"}},

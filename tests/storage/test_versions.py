@@ -18,7 +18,7 @@ from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
 from sluiceway.contract.queue_stats import COUNTERS
-from sluiceway.core.group.group_records import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
+from sluiceway.core.group.group_records import Claim, Level, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
 from sluiceway.core.partition.bundle_ledger import LedgerRecord
 from sluiceway.core.partition.idempotency_keys import KeyRecord, KeyResult
 from sluiceway.core.partition.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
@@ -155,7 +155,8 @@ PINNED: dict[type[msgspec.Struct], str] = {
     AuditEntry: "id at actor action queue_name request_id detail",
     Resource: "items parameters strategy era version limits",
     Parameters: "settle_timeout round_interval heartbeat_interval beat_interval lease_timeout member_timeout",
-    MemberRecord: "beat lease_timeout applied era leaving address joined_at",
+    MemberRecord: "beat lease_timeout applied era leaving address joined_at levels release",
+    Level: "level rising_to",
     Round: "number sealed trigger participants moved kept",
     Plan: "round era resource_version owners waits",
     Claim: "owner grant",

@@ -34,6 +34,7 @@ _MODULES = {
     "backup": "cli.backup",
     "restore": "server_cli.restore",
     "instance": "cli.instances",
+    "upgrade": "cli.upgrades",
     "cluster": "server_cli.clusters",
     "consumer": "cli.consumers",
     "tasks": "server_cli.tasks",

@@ -66,6 +66,10 @@ def list_instances() -> Call[answers.InstanceList]:
     return call("/v1/instances.list", answers.InstanceList, {})
 
 
+def finalize_upgrade() -> Call[answers.InstanceList]:
+    return call("/v1/upgrades.finalize", answers.InstanceList, {})
+
+
 def update_instances(times: Mapping[str, Duration | None], strategy: str | None) -> Call[answers.InstanceList]:
     texts = {name: duration_text(each) for name, each in times.items() if each is not None}
     return call("/v1/instances.update", answers.InstanceList, texts | given(strategy=strategy))

@@ -22,8 +22,10 @@ from sluiceway.core.group.group_records import (
     Writes,
 )
 from sluiceway.core.group.item_placement import begin
+from sluiceway.core.group.levels import admits
 from sluiceway.core.group.member import Member
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.compatibility import Levels
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
@@ -90,9 +92,10 @@ class GroupMember:
     member may serve the item, so it must have stopped by then. It has about a second for that: a member that is busy for longer than its
     lease loses all its items. Its exceptions are logged and count as returned. Use on one event loop.
 
-    `on_look` is called with each look at the group that shows other owners, members or addresses than the one before, before the handler
-    learns the consequences. `on_expect` is called with items that the member will probably gain within moments, as their owner seems dead.
-    Exceptions of both are logged. `lapse_level`: log level for a lease that ran out.
+    `on_look` is called with each look at the group that shows other owners, members, addresses or another level than the one before, before
+    the handler learns the consequences. `on_expect` is called with items that the member will probably gain within moments, as their owner
+    seems dead. Exceptions of both are logged. `lapse_level`: log level for a lease that ran out. `levels`: the compatibility levels that
+    this process understands, if the group has a level; the member stays outside while it does not understand it. `release`: for display.
     """
 
     def __init__(
@@ -106,13 +109,16 @@ class GroupMember:
         on_look: Callable[[GroupView], None] | None = None,
         on_expect: Callable[[frozenset[str]], None] = lambda _: None,
         lapse_level: int = logging.WARNING,
+        levels: Levels | None = None,
+        release: str = "",
     ) -> None:
         self._keys = Keys(check_queue_name(group, "group"))
         self._store = store
         self._handler = handler
         # Names are never reused, so each start adds its own suffix.
         self.name = f"{check_queue_name(name or 'member', 'name')}-{system.new_incarnation()}"
-        self._member = Member(self._keys, self.name, check_text(address, "address"))
+        self._levels = levels
+        self._member = Member(self._keys, self.name, check_text(address, "address"), levels, release)
         self.look: GroupView | None = None
         """The last look at the group."""
         self._on_look = on_look
@@ -129,7 +135,8 @@ class GroupMember:
         self._telling = asyncio.Lock()
         self._lapse: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        self._outside = False
+        self._outside: str | None = None
+        """Why it cannot join now, in words."""
         self.lapses = 0
         """Number of times the lease ran out while the member owned items."""
         self._task: asyncio.Task[None] | None = None
@@ -231,9 +238,9 @@ class GroupMember:
     async def _look(self) -> Decision:
         view = await self._store.read(prefixes=[self._keys.prefix])
         look = self._reader.read(view, system.steady(), system.now())
-        outside = self.name not in look.members and len(look.members) >= MAX_MEMBERS
-        if outside and not self._outside:
-            log.warning("group %s is full: %s waits until one of its %d members has gone", self._keys.group, self.name, MAX_MEMBERS)
+        outside = None if self.name in look.members else self._kept_out_by(look)
+        if outside is not None and outside != self._outside:
+            log.warning("group %s: %s waits outside, since %s", self._keys.group, self.name, outside)
         self._outside = outside
         before, self.look = self.look, look
         if self._on_look is not None and (before is None or _shown(before) != _shown(look)):
@@ -242,6 +249,11 @@ class GroupMember:
             except Exception:
                 log.exception("group %s: a callback of the group failed", self._keys.group)
         return self._member.look(look)
+
+    def _kept_out_by(self, look: GroupView) -> str | None:
+        if not admits(look.level, self._levels):
+            return "this release does not understand the group's compatibility level"
+        return f"the group has {MAX_MEMBERS} members already" if len(look.members) >= MAX_MEMBERS else None
 
     def _expect(self, expected: frozenset[str]) -> None:
         before, self._expected = self._expected, expected
@@ -297,6 +309,6 @@ class GroupMember:
 
 
 def _shown(look: GroupView) -> tuple[object, ...]:
-    """The parts of a look that `on_look` reports: the owners, and the members' addresses."""
+    """The parts of a look that `on_look` reports: the owners, the members' addresses, and the level."""
     addresses = {name: record.address for name, record in look.members.items()}
-    return look.resource, look.plan, look.claims, addresses
+    return look.resource, look.plan, look.claims, addresses, look.level

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
+from sluiceway import __version__
 from sluiceway.cluster.ownership import Ownership, item_of
 from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.core.group.group_records import (
@@ -23,8 +24,10 @@ from sluiceway.core.group.group_records import (
     Strategy,
     owners,
 )
+from sluiceway.core.group.levels import understood
 from sluiceway.core.queue.routing import HERE, Peer
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.compatibility import KNOWN, NEWEST
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor
@@ -61,15 +64,21 @@ class Instances:
         if look is None or look.resource is None:
             has = sum(len(record.partitions) for record in self._queues()) if ownership.is_alone else 0
             state: InstanceState = "alive" if ownership.is_alone else "joining"
-            alone = InstanceInfo(ownership.name, ownership.address, True, state, partitions=has)
-            return ClusterInfo([alone], "static", ownership.era)
+            alone = InstanceInfo(ownership.name, ownership.address, True, state, partitions=has, release=__version__, levels=KNOWN)
+            return ClusterInfo([alone], "static", ownership.era, ownership.level, max(ownership.level, NEWEST))
         instances = instances_of(look, ownership.still(), ownership.name, ownership.holds())
         if ownership.name not in look.members:
-            instances.append(InstanceInfo(ownership.name, ownership.address, True, "joining"))
+            instances.append(InstanceInfo(ownership.name, ownership.address, True, "joining", release=__version__, levels=KNOWN))
         resource = look.resource
         parameters = msgspec.structs.asdict(resource.parameters)
         return ClusterInfo(
-            sorted(instances, key=lambda each: each.name), resource.strategy, resource.era, parameters, last_round(look, resource)
+            sorted(instances, key=lambda each: each.name),
+            resource.strategy,
+            resource.era,
+            ownership.level,
+            max(ownership.level, understood(look, NEWEST)),
+            parameters,
+            last_round(look, resource),
         )
 
     async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor) -> ClusterInfo:
@@ -158,6 +167,8 @@ def instances_of(look: GroupView, still: Mapping[str, Millis], here: str, holds:
             still.get(name, 0),
             record.joined_at or None,
             shares[name],
+            record.release,
+            record.levels,
         )
         for name, record in look.members.items()
     ]

@@ -10,11 +10,13 @@ from typing import Protocol
 
 import msgspec
 
+from sluiceway import __version__
 from sluiceway.adapters import system
 from sluiceway.cluster.group_member import Change, Gained, GroupMember
 from sluiceway.core.group.group_records import (
     GroupView,
     Keys,
+    Level,
     Parameters,
     Resource,
     SealedRound,
@@ -26,10 +28,12 @@ from sluiceway.core.group.group_records import (
     with_times,
 )
 from sluiceway.core.group.item_placement import begin, limit, place, remove
+from sluiceway.core.group.levels import admits
 from sluiceway.core.group.plan import UNLIMITED
 from sluiceway.core.queue.routing import HERE, Peer
 from sluiceway.core.queue.scaling_policy import wanted
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.compatibility import KNOWN, OLDEST
 from sluiceway.kernel.errors import invalid
 from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.meta import Stamp
@@ -124,6 +128,15 @@ class Ownership(Protocol):
 
     async def start(self, meta: MetaStore, tell: OwnershipListener) -> None: ...
 
+    def level_is(self, level: int) -> None:
+        """Take the compatibility level that was just read or raised."""
+        ...
+
+    @property
+    def level(self) -> int:
+        """Compatibility level in use."""
+        ...
+
     async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
         """Change the cluster's timing parameters and strategy from the next round on. Parameters not in `times`, and a None strategy, stay.
 
@@ -205,6 +218,10 @@ class SoleOwnership:
 
     def __init__(self) -> None:
         self._token = Token(1, 0)
+        self.level = OLDEST
+
+    def level_is(self, level: int) -> None:
+        self.level = level
 
     @property
     def era(self) -> int:
@@ -273,6 +290,7 @@ class Clustered:
         times: Mapping[str, Millis] = NO_TIMES,
     ) -> None:
         self._wanted_name, self.address = name, address
+        self._levels = KNOWN
         self._strategy = strategy
         self._parameters = parameters
         self._times = times
@@ -282,8 +300,11 @@ class Clustered:
         self._owners: Mapping[str, str] = {}
         self._peers: dict[str, Peer] = {}
         self._moved = asyncio.Event()
+        self.level = OLDEST
         self.on_change: Callable[[], None] = lambda: None
         """Called when owners or members have changed."""
+        self.on_outdated: Callable[[Level], None] = lambda _: None
+        """Called when the group has no place for this instance any more, since its level is one that this release does not understand."""
 
     @property
     def name(self) -> str:
@@ -314,7 +335,15 @@ class Clustered:
         await self._define(meta)
         self._meta, self._tell = meta, tell
         self._member = GroupMember(
-            meta, GROUP, self._handle, name=self._wanted_name, address=self.address, on_look=self._look, on_expect=self._expect
+            meta,
+            GROUP,
+            self._handle,
+            name=self._wanted_name,
+            address=self.address,
+            on_look=self._look,
+            on_expect=self._expect,
+            levels=self._levels,
+            release=__version__,
         )
         self._peers[self._member.name] = HERE
         await self._member.join()
@@ -376,7 +405,14 @@ class Clustered:
         for item in sorted(items):
             self._tell.expects(*partition_of(item))
 
+    def level_is(self, level: int) -> None:
+        self.level = max(self.level, level)
+
     def _look(self, look: GroupView) -> None:
+        if look.level is not None:
+            self.level_is(look.level.level)
+            if self.member.name not in look.members and not admits(look.level, self._levels):
+                self.on_outdated(look.level)
         self._owners = owners(look)
         self._peers = {name: Peer(name, record.address) for name, record in look.members.items()} | {self.member.name: HERE}
         self._moved.set()

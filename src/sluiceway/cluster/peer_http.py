@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ import msgspec
 
 from sluiceway.cluster.peer_connection import Answer, NoAnswerError, PeerConnection, PeerConnections
 from sluiceway.kernel.clock import Millis, format_duration
+from sluiceway.kernel.compatibility import NEWEST
 from sluiceway.kernel.errors import KINDS, SluicewayError
 from sluiceway.model.peers import PeerRequest
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
@@ -37,17 +39,19 @@ class HttpTransport:
     """The port `Transport` over HTTP/1.1, for one event loop.
 
     `secret`: the cluster's. `ca_file`: certificates (PEM) of the authorities that peers under https are verified by, in place of the
-    system's. Ignores proxies named in the environment. Raises OSError if `ca_file` cannot be read.
+    system's. `level`: the compatibility level of its messages. Ignores proxies named in the environment. Raises OSError if `ca_file` cannot
+    be read.
     """
 
-    def __init__(self, secret: str, ca_file: Path | None = None) -> None:
+    def __init__(self, secret: str, ca_file: Path | None = None, level: Callable[[], int] = lambda: NEWEST) -> None:
         self._secret = secret.encode()
+        self._level = level
         self._trusted = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
         self._peers: dict[str, tuple[PeerConnections, bytes]] = {}
         """By address, each with the head that its requests share."""
 
     async def ask(self, address: str, request: PeerRequest, timeout: Millis, request_id: str = "") -> Any:
-        body = peer.encode_request(request)
+        body = peer.encode_request(request, self._level())
         deadline = asyncio.get_running_loop().time() + timeout / 1_000
         connections, head = self._peers.get(address) or self._meet(address)
         connection = connections.idle() or await _open(connections, address, min(_CONNECT_TIMEOUT, timeout // 2))

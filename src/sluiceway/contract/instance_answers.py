@@ -36,6 +36,10 @@ class Instance(Answer, frozen=True, kw_only=True):
     )
     joined_at: Annotated[Time | None, about("When it joined, by its own clock; null: not known.")] = None
     partitions: Annotated[int, about("Number of partitions assigned to it, in all queues.")] = 0
+    release: Annotated[str | None, about("Its version of Sluiceway; null: not known.")] = None
+    levels: Annotated[list[int] | None, about("The lowest and the highest compatibility level that it understands; null: not known.")] = (
+        None
+    )
 
 
 class LastRound(Answer, frozen=True, kw_only=True):
@@ -71,6 +75,10 @@ class InstanceList(Answer, frozen=True, kw_only=True):
     era: Annotated[int, about("Rises with each change of the strategy; part of the fence.")]
     parameters: Annotated[GroupTimes | None, about("The cluster's timing parameters; null: a standalone server.")] = None
     round: Annotated[LastRound | None, about("The last round; null: there has been none.")] = None
+    level: Annotated[int, about("The compatibility level in use: the form of what is stored, and of what instances say to one another.")]
+    reachable_level: Annotated[
+        int, about("The highest level that all instances understand. If it is above `level`, `upgrades.finalize` raises the level to it.")
+    ]
 
 
 class MovedPartition(Answer, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ Kind = Literal[
     "instance_silent",
     "instance_idle",
     "clock_wrong",
+    "upgrade_open",
 ]
 
 

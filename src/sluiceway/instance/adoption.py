@@ -20,6 +20,7 @@ from sluiceway.adapters import system
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.sqlite import identity_of
+from sluiceway.cluster.compatibility_level import begin_level
 from sluiceway.cluster.ownership import KEYS, PARAMETERS, item_of, items_of, take_grant
 from sluiceway.cluster.queue_changes import DROPPING
 from sluiceway.cluster.rebalance_records import ENDED
@@ -156,6 +157,7 @@ class _Adoption:
         self._copied = Copied(0, 0, 0)
 
     async def run(self) -> Adopted:
+        await self._check_levels()
         claim = await self._begin()
         queues = [decode_queue(entry.value) for entry in (await self._own.read(prefixes=[QUEUE])).prefix(QUEUE).values()]
         if not (claim.is_done or claim.published):
@@ -166,6 +168,17 @@ class _Adoption:
             await self._put_mark(state="done", at=system.now())
         keys = (await self._own.read(prefixes=[API_KEY])).entries
         return Adopted(len(queues), len(refs_of(queues)), len(keys), self._copied.partitions, self._copied.nbytes, claim.is_done)
+
+    async def _check_levels(self) -> None:
+        """Check that the cluster's instances understand the directory's data."""
+        own = await begin_level(self._own)
+        cluster = await begin_level(self._cluster, own)
+        if own > cluster:
+            raise invalid(
+                "data",
+                f"the data in {self._data} are of compatibility level {own}, and the cluster is at {cluster}: run "
+                "`sluiceway upgrade finalize` for the cluster first",
+            )
 
     async def _put_mark(self, **changes: object) -> None:
         self._mark = msgspec.structs.replace(self._mark, **changes)

@@ -134,10 +134,8 @@ class ProblemWatch:
             BackendSample(each.name, each.problem if each.partitions else None, *slowest.get(each.name, (0, "")))
             for each in source.backends()
         )
-        if self._ownership.is_alone:
-            silent: Sequence[str] = ()
-        else:
-            silent = [each.name for each in source.instances.cluster().instances if each.state == "silent"]
+        cluster = source.instances.cluster()
+        silent = [each.name for each in cluster.instances if each.state == "silent"] if not self._ownership.is_alone else []
         clock = source.clock.check()
         return InstanceSample(
             now,
@@ -147,6 +145,8 @@ class ProblemWatch:
             source.room.low(),
             dict(self._throttled()),
             "" if clock.ok else clock.detail,
+            cluster.level,
+            cluster.reachable_level,
         )
 
     def _throttled(self) -> Iterator[tuple[str, float]]:

@@ -23,6 +23,7 @@ from sluiceway.adapters.disk import keep_private, make_directory, sync_directory
 from sluiceway.adapters.meta import sqlite as sqlite_meta
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage import partition_file
+from sluiceway.cluster.compatibility_level import check_understood, level_in
 from sluiceway.cluster.ownership import GRANT, KEYS
 from sluiceway.core.group.group_records import Keys, Resource
 from sluiceway.core.group.item_placement import RESTORED_ERAS
@@ -38,7 +39,7 @@ from sluiceway.local.storage_identity import record_of
 from sluiceway.model.access import Actor
 from sluiceway.model.backends import BackendSettings, MemoryBackend
 from sluiceway.model.changes import Changes, Fence, PartitionRef, RecordKey
-from sluiceway.model.meta import Entry, Stamp
+from sluiceway.model.meta import Entry, Stamp, View
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import PartitionStore, StoreUnavailableError
 from sluiceway.wire.backup_records import decode_meta, decode_partition
@@ -205,6 +206,7 @@ class _Restoration:
             part = decode_meta(data)
             stamp = part.stamp
             entries |= {key: Entry(value, at) for key, at, value in part.entries}
+        check_understood(level_in(View(stamp, entries)), "dir")
         return stamp, renewed(entries)
 
     async def _partition(self, saved: SavedPartition, store: PartitionStore, fence: Fence) -> int:

@@ -20,6 +20,7 @@ from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.bucket_requests import BucketRequests
 from sluiceway.cluster.autoscaler import Autoscaler
 from sluiceway.cluster.cluster_secret import secret_of
+from sluiceway.cluster.compatibility_level import begin_level, check_understood
 from sluiceway.cluster.consumer_reports import ConsumerView
 from sluiceway.cluster.instance_view import Instances
 from sluiceway.cluster.meta_watch import MetaWatch
@@ -35,7 +36,7 @@ from sluiceway.contract.item_answers import Reasons
 from sluiceway.contract.queue_settings import Verb
 from sluiceway.contract.queue_stats import LogicalQueueStats, QueueKeys, QueueStats
 from sluiceway.contract.rebalances import DrainMode
-from sluiceway.core.group.group_records import Parameters, Strategy, Token
+from sluiceway.core.group.group_records import Level, Parameters, Strategy, Token
 from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.core.queue.partition_executor import not_here
 from sluiceway.core.queue.routing import HERE, numbers_of
@@ -49,6 +50,7 @@ from sluiceway.instance.health import check_backends, check_meta, check_partitio
 from sluiceway.instance.problem_watch import ProblemWatch
 from sluiceway.instance.schedule_catalog import Schedules
 from sluiceway.instance.schedule_driver import ScheduleDriver
+from sluiceway.instance.upgrades import Upgrades
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import COMPACTION_INTERVAL
@@ -132,10 +134,11 @@ TAKEOVER_GRACE: Millis = 5_000
 
 @dataclass(frozen=True)
 class Membership:
-    """Membership of an instance in a cluster. `address`: URL by which others reach it; `open_transport` takes the cluster's secret."""
+    """Membership of an instance in a cluster. `address`: URL by which others reach it; `open_transport` takes the cluster's secret, and
+    what tells the compatibility level of each message."""
 
     open_meta: Callable[[], MetaStore]
-    open_transport: Callable[[str], Transport]
+    open_transport: Callable[[str, Callable[[], int]], Transport]
     address: str
     name: str = "instance"
     strategy: Strategy | None = None
@@ -191,9 +194,13 @@ class Service:
         self._endings: dict[str, asyncio.Task[None]] = {}
         self._let_go_until: Millis = -LET_GO
         self._measuring = False
+        self.outdated: SluicewayError | None = None
+        """Set once the cluster has been upgraded to a level that this release does not understand. The instance must stop."""
+        self.on_outdated: Callable[[], None] = lambda: None
         self.ownership: Ownership = SoleOwnership()
         if membership is not None:
             self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters, membership.times)
+            self.ownership.on_outdated = self._note_outdated
         self.instances = Instances(self.ownership, self.queues, lambda: self.audit)
 
     # ---- lifecycle --------------------------------------------------------------------------------------------
@@ -212,12 +219,13 @@ class Service:
         self._lock = DirectoryLock(self._data, shared=self._membership is not None)
         self._meta = self._open_meta()
         await check_not_adopted(self._meta, self._data)
+        self.ownership.level_is(await begin_level(self._meta))
         self._audit = AuditTrail(self._meta)
         await self._backends.start(self._meta)
         self._backends.note_room()
         if self._membership is not None:
             self.secret = await secret_of(self._meta)
-            self._transport = self.peer_calls = CountedTransport(self._membership.open_transport(self.secret))
+            self._transport = self.peer_calls = CountedTransport(self._membership.open_transport(self.secret, lambda: self.ownership.level))
         self.watch = ProblemWatch(self, self._drivers, self.ownership, self._transport)
         self.consumers = ConsumerView(self._driver_of, self.ownership, self._transport)
         self._demand = None if self._transport is None else Demand(self._transport, self._driver_of)
@@ -252,6 +260,7 @@ class Service:
             grace,
             self.room.spend,
         )
+        self.upgrades = Upgrades(self._meta, self.ownership, self._audit)
         self.backups = Backups(self._drivers, self.ownership, self._transport, self._meta, self._audit, gate)
         if not self.ownership.is_alone:
             await self._load()
@@ -259,6 +268,8 @@ class Service:
     async def join(self) -> None:
         """Get this instance's partitions: from now on it is to take requests. Without a cluster, also open them."""
         await self.ownership.start(self.meta, self)
+        if self.outdated is not None:
+            raise self.outdated
         if self.ownership.is_alone:
             await self._load()
             await self.wait_until_open()
@@ -272,6 +283,13 @@ class Service:
         self._spawn(self._keep_compact())
         if self.room.disks:
             self._spawn(self._keep_room())
+
+    def _note_outdated(self, level: Level) -> None:
+        try:
+            check_understood(level, "cluster.meta")
+        except SluicewayError as error:
+            self.outdated = error
+            self.on_outdated()
 
     async def _load(self) -> None:
         """Finish interrupted deletions, and load all queues before the first opens: it may have items on their way to another one."""

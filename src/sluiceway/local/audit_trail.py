@@ -24,6 +24,7 @@ from sluiceway.wire.answers import queue_info
 log = logging.getLogger(__name__)
 
 AUDIT: Final = "audit/"
+RECORD_TIMEOUT: Final[Millis] = 2_000
 TRIM_EVERY: Final = 1_000
 """Entries of this process between two counts of all entries, each of which reads them all."""
 
@@ -67,8 +68,15 @@ class AuditTrail:
         )
 
     async def record(self, action: str, by: Actor, queue_name: str = "", detail: Mapping[str, Any] | None = None) -> None:
-        """Write an entry for a change outside the meta store. If that fails, the entry is logged."""
+        """Write an entry for a change outside the meta store. If that fails, the entry is logged.
+
+        Returns after RECORD_TIMEOUT at the latest: the change is made, and a call must end in time though the meta store does not answer.
+        The entry is then still written, or logged.
+        """
         key, value = self.entry(action, by, queue_name, detail)
+        await asyncio.wait([self._spawn(self._put(key, value))], timeout=RECORD_TIMEOUT / 1000)
+
+    async def _put(self, key: str, value: bytes) -> None:
         try:
             await self._meta.commit(puts={key: value})
         except (MetaUnknownError, StoreUnavailableError) as error:
@@ -156,10 +164,11 @@ class AuditTrail:
         except (MetaUnknownError, StoreUnavailableError) as error:
             log.warning("old audit entries were not removed, will retry: %s", error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def close(self) -> None:
         """Let begun work finish."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.compatibility import Levels
 
 
 @dataclass(slots=True)
@@ -21,6 +22,9 @@ class InstanceInfo:
     joined_at: Millis | None = None
     partitions: int = 0
     """Number of partitions it owns, over all queues."""
+    release: str = ""
+    """Its version of Sluiceway; empty: not known."""
+    levels: Levels | None = None
 
 
 @dataclass(slots=True)
@@ -37,11 +41,16 @@ class RoundInfo:
 
 @dataclass(slots=True)
 class ClusterInfo:
-    """The instances by name, and the division of the partitions. An instance that is alone has no parameters and no rounds."""
+    """The instances by name, and the division of the partitions. An instance that is alone has no parameters and no rounds.
+
+    `level`: the compatibility level in use; all instances understand `reachable_level`.
+    """
 
     instances: Sequence[InstanceInfo]
     strategy: str
     era: int
+    level: int
+    reachable_level: int
     parameters: Mapping[str, Millis] | None = None
     round: RoundInfo | None = None
 

@@ -51,6 +51,7 @@ from sluiceway.server.rebalance_calls import RebalanceCalls
 from sluiceway.server.response_buffer import BUILT_ALONE, PIECE, AnswerMemory
 from sluiceway.server.schedule_calls import ScheduleCalls
 from sluiceway.server.ui import site as ui
+from sluiceway.server.upgrade_calls import UpgradeCalls
 from sluiceway.wire import answers, peer, protobuf
 
 log = logging.getLogger("sluiceway.server")
@@ -129,6 +130,7 @@ class App:
             BundleCalls(service),
             BackupCalls(service),
             InstanceCalls(service),
+            UpgradeCalls(service),
         )
         self.endpoints = [*(endpoint for room in rooms for endpoint in room.endpoints()), *fittings.endpoints]
         pages = [*Health(service, fittings.guard, lambda: self.is_stopping).pages(), *queues.pages(), *fittings.pages]

@@ -1,4 +1,4 @@
-"""Requests from other instances of the cluster. Not part of the API: all instances run the same release."""
+"""Requests from other instances of the cluster. Not part of the API: it changes with compatibility levels."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ class PeerCalls:
         request.caller = _PEER
         await request.read_body(MAX_PEER_BYTES)
         asked = peer.decode_request(request.body)
+        level = peer.level_of(request.body)
         try:
             answer = await self._waiting.run(request, self._service.answer(asked), long=_may_wait(asked))
         except SluicewayError as error:
-            await respond(send, error.kind.status, _TYPE, peer.encode_error(error), request.request_id)
+            await respond(send, error.kind.status, _TYPE, peer.encode_error(error, level), request.request_id)
             return
         async with memory.building(sum(batch.nbytes for batch in _batches(answer))):
-            body = peer.encode_answer(asked, answer)
+            body = peer.encode_answer(asked, answer, level)
         await respond(send, 200, _TYPE, body, request.request_id)
 
 

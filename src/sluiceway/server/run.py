@@ -152,6 +152,10 @@ class Server(uvicorn.Server):
         if self._beginning is not None:
             self._beginning.cancel()
 
+    def stop_soon(self) -> None:
+        """Stop as at SIGTERM."""
+        self.handle_exit(signal.SIGTERM, None)
+
     def _listen(self, sock: socket.socket) -> Listener:
         own, tls = self._own, self.config.ssl
         if own is None:
@@ -281,7 +285,10 @@ async def run(
                 own=own,
                 before_close=service.hand_over,
             )
+            service.on_outdated = server.stop_soon
             await server.serve(list(socks))
+            if service.outdated is not None:
+                raise service.outdated
         finally:
             log.info("stopping")
             await assembly.stop()
@@ -385,9 +392,9 @@ def _run(
 
 
 def _membership(cluster: ClusterSettings, requests: BucketRequests) -> Membership:
-    def transport(secret: str) -> HttpTransport:
+    def transport(secret: str, level: Callable[[], int]) -> HttpTransport:
         try:
-            return HttpTransport(secret, Path(cluster.ca) if cluster.ca else None)
+            return HttpTransport(secret, Path(cluster.ca) if cluster.ca else None, level)
         except OSError as error:
             raise invalid("cluster.ca", f"{cluster.ca} cannot be used: {error}; expected a PEM file with certificates") from error
 

@@ -60,6 +60,8 @@ def instance_list(cluster: ClusterInfo) -> bytes:
             era=cluster.era,
             parameters=_times(cluster.parameters),
             round=_round(cluster.round),
+            level=cluster.level,
+            reachable_level=cluster.reachable_level,
         )
     )
 
@@ -73,6 +75,8 @@ def _instance(info: InstanceInfo) -> answers.Instance:
         silent_for=format_duration(info.silent_for),
         joined_at=time_field(info.joined_at),
         partitions=info.partitions,
+        release=info.release or None,
+        levels=list(info.levels) if info.levels else None,
     )
 
 

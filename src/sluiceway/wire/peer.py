@@ -1,8 +1,11 @@
 """Codec of the messages between a cluster's instances: a head in msgpack, then the rows as Arrow record batches.
 
-    b"slw" · VERSION (1 byte) · length of the head (4 bytes, little-endian) · the head · zeros up to a multiple of 8 · the record batches
+    b"slw" · level (1 byte) · length of the head (4 bytes, little-endian) · the head · zeros up to a multiple of 8 · the record batches
 
 A batch has no schema. Both sides know all columns that items can have, so a bit mask names the batch's columns.
+
+Each message is of one compatibility level (`kernel/compatibility.py`), that of the cluster; an answer is of its request's. A later release
+may add fields with defaults, columns at the end, and kinds of requests. What uses them is sent only once the cluster is at their level.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluiceway.contract.queue_stats import LogicalQueueStats
+from sluiceway.kernel.compatibility import NEWEST, OLDEST
 from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_PAGE
 from sluiceway.model.consumers import Consumers
@@ -96,23 +100,6 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Path of the peers' endpoint, below the URL in an instance's member record."""
-VERSION: Final = 11
-"""Version of the protocol. Raise it with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout. Instances of different
-versions refuse each other's messages.
-
-2: partitions are created and removed, hand over their keys and move their items. An instance without this must not own any.
-3: a lease may name one partition.
-4: partitions can be browsed.
-5: consumers can be listed.
-6: a lease may end before an offset, and counts include the next offset. A produce with a key may name one partition, and its answer is
-   handed over before that partition is removed. Items can be searched for, made ready before they are due, and moved by id.
-8: items can have a key.
-9: keys can be counted.
-10: the parts of a call that was divided by keys name their slots. A slot's new home serves it once the former one has nothing of it left.
-    Items can belong to a bundle.
-11: items can have a priority, or a unique key, and a produce may leave out some. A cluster can be backed up.
-"""
-
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
 """The columns that items can have. Bit n of a batch's mask stands for the n-th one."""
 _POSITION: Final = (1 << len(POSITION)) - 1
@@ -195,15 +182,20 @@ class _Error(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     other: str | None = None
 
 
-def encode_request(request: PeerRequest) -> bytes:
-    """Encode a request. Payloads are copied twice."""
+def encode_request(request: PeerRequest, level: int = NEWEST) -> bytes:
+    """Encode a request at that level. Payloads are copied twice."""
     if isinstance(request, Ask):
-        return _encode(type(request.request).__name__, request.request, request.incarnation, request.payload)
-    return _encode(type(request).__name__, request)
+        return _encode(level, type(request.request).__name__, request.request, request.incarnation, request.payload)
+    return _encode(level, type(request).__name__, request)
+
+
+def level_of(body: bytes) -> int:
+    """The level of a message that was decoded."""
+    return body[len(_MAGIC)]
 
 
 def decode_request(body: bytes) -> PeerRequest:
-    """Decode a request. Its rows are views of `body`. Raises `invalid_body` for a body of another version or a damaged one."""
+    """Decode a request. Its rows are views of `body`. Raises `invalid_body` for a body of an unknown level or a damaged one."""
     message = _decode(body, 0)
     kind = KINDS_OF_REQUESTS.get(message.head.kind)
     if kind is None or (kind.request in _OF_INSTANCES) is not (message.head.incarnation is None):
@@ -212,9 +204,9 @@ def decode_request(body: bytes) -> PeerRequest:
     return request if message.head.incarnation is None else Ask(message.head.incarnation, request, message.head.payload)
 
 
-def encode_answer(request: PeerRequest, answer: Any) -> bytes:
-    """Encode the answer to a request."""
-    return _encode(_kind(request), answer)
+def encode_answer(request: PeerRequest, answer: Any, level: int = NEWEST) -> bytes:
+    """Encode the answer to a request of that level."""
+    return _encode(level, _kind(request), answer)
 
 
 def decode_answer(request: PeerRequest, body: bytes) -> Any:
@@ -225,14 +217,14 @@ def decode_answer(request: PeerRequest, body: bytes) -> Any:
     return message.read(KINDS_OF_REQUESTS[name].answer)
 
 
-def encode_error(error: SluicewayError) -> bytes:
-    """Encode an error, which the peer raises in place of an answer."""
+def encode_error(error: SluicewayError, level: int = NEWEST) -> bytes:
+    """Encode an error, which the peer raises in place of an answer to a request of that level."""
     said = _Error(error.code, error.detail, error.field)
     if isinstance(error, RateLimitedError):
         said.retry_after = error.retry_after
     elif isinstance(error, OtherQueueError):
         said.text, said.other = error.text, error.other
-    return _encode(_ERROR, said)
+    return _encode(level, _ERROR, said)
 
 
 def decode_error(body: bytes) -> SluicewayError:
@@ -258,7 +250,7 @@ def _kind(request: PeerRequest) -> str:
 # ---- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _encode(kind: str, content: Any, incarnation: str | None = None, payload: bool = True) -> bytes:
+def _encode(level: int, kind: str, content: Any, incarnation: str | None = None, payload: bool = True) -> bytes:
     batches: list[pa.RecordBatch] = []
 
     def write(value: object) -> object:
@@ -273,7 +265,7 @@ def _encode(kind: str, content: Any, incarnation: str | None = None, payload: bo
     fitted = [_fitted(batch) for batch in batches]
     head = msgspec.msgpack.encode(_Head(kind, body, [mask for mask, _ in fitted], incarnation, payload))
     gap = bytes(-len(head) % _ALIGNED)
-    return b"".join((_START.pack(_MAGIC, VERSION, len(head)), head, gap, *(batch.serialize() for _, batch in fitted)))
+    return b"".join((_START.pack(_MAGIC, level, len(head)), head, gap, *(batch.serialize() for _, batch in fitted)))
 
 
 def _fitted(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
@@ -335,10 +327,9 @@ def _decode(body: bytes, position: int) -> _Message:
     """`position`: mask of the position columns that the rows must have. They must also have payloads."""
     if len(body) < _START.size or body[:3] != _MAGIC:
         raise _unreadable("it has no header")
-    _, version, length = _START.unpack_from(body)
-    if version != VERSION:
-        said = f"it is of version {version}, and this instance speaks version {VERSION}: run the same release on all instances"
-        raise _unreadable(said)
+    _, level, length = _START.unpack_from(body)
+    if not OLDEST <= level <= NEWEST:
+        raise _unreadable(f"it is of compatibility level {level}, and this instance understands {OLDEST} to {NEWEST}")
     end = _START.size + length
     start = end + -end % _ALIGNED
     if start > len(body):

@@ -52,7 +52,8 @@ class Instance:
         self._data = data or folder / name
         self._config = config
         self._flags = flags
-        self._command = command
+        self.command = command
+        """What starts it, the next time."""
         self._child: subprocess.Popen[str] | None = None
         self.is_frozen = False
         self._hung_until = 0.0
@@ -62,7 +63,7 @@ class Instance:
         self.starts += 1
         path = self.log.with_suffix(".toml")
         path.write_text(self._config(self.starts))
-        command = [*self._command, "serve", "--data", str(self._data), "--config", str(path), "--listen", f"{HOST}:0", *self._flags]
+        command = [*self.command, "serve", "--data", str(self._data), "--config", str(path), "--listen", f"{HOST}:0", *self._flags]
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 
@@ -118,6 +119,10 @@ class Instance:
     def stop(self) -> int:
         """Ask it to stop, as a service manager does; its exit code."""
         self._process.terminate()
+        return self._reap()
+
+    def wait(self) -> int:
+        """Wait until it ends by itself; its exit code."""
         return self._reap()
 
     def _reap(self) -> int:

@@ -771,6 +771,14 @@ class AsyncClient:
         }
         return await self._channel.run(admin_calls.update_instances(times, strategy))
 
+    async def finalize_upgrade(self) -> answers.InstanceList:
+        """Raise the compatibility level to the highest that all instances understand (docs/guides/upgrade.md), and return the instances.
+
+        After it, a release that does not understand the level cannot be started any more. Needs the scope `admin`. Raises `unavailable`,
+        `outcome_unknown`; a repeat completes it.
+        """
+        return await self._channel.run(admin_calls.finalize_upgrade())
+
     async def list_rounds(self, *, limit: int | None = None) -> list[answers.Round]:
         """Return the last rounds, newest first: up to `limit` (20; at most 100)."""
         rounds = await self._channel.run(admin_calls.list_rounds(limit))

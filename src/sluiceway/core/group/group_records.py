@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeVar, cast
 import msgspec
 
 from sluiceway.kernel.clock import Millis, format_duration
+from sluiceway.kernel.compatibility import Levels
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import Stamp, View
 
@@ -103,7 +104,8 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Record of one member. `beat` rises with each sign of life; the member serves for at most `lease_timeout` after sending it.
 
     `applied` is the last plan, and `era` the last era, for which it has stopped serving what they took from it. `joined_at`, for display,
-    is by its own clock; 0: unknown.
+    is by its own clock; 0: unknown. `levels`: those that it understands, if the group has a level. `release`: its version of Sluiceway, for
+    display.
     """
 
     beat: int
@@ -113,6 +115,18 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     leaving: bool = False
     address: str = ""
     joined_at: Millis = 0
+    levels: Levels | None = None
+    release: str = ""
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """The compatibility level that all members use, since each of them understands it.
+
+    `rising_to`: from this record on, only members that understand this level may join; 0: it does not rise.
+    """
+
+    level: int
+    rising_to: int = 0
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +201,10 @@ class Keys:
         return f"{self.prefix}resource"
 
     @property
+    def level(self) -> str:
+        return f"{self.prefix}level"
+
+    @property
     def round(self) -> str:
         return f"{self.prefix}round"
 
@@ -236,6 +254,8 @@ class GroupView:
     claims: Mapping[str, Claim]
     wall_at: Millis = 0
     """Wall-clock time at which the view arrived. For display only."""
+    level: Level | None = None
+    """None: the members of this group have no levels."""
 
     def stamp(self, key: str) -> Stamp | None:
         entry = self.view.entries.get(key)
@@ -280,6 +300,7 @@ class GroupReader:
             frozenset(key.removeprefix(marks) for key in view.entries if marks and key.startswith(marks)),
             under(keys.claims, Claim),
             wall_at,
+            one(keys.level, Level),
         )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from sluiceway.core.group.group_records import PATIENCE, GroupView, Keys, MemberRecord, Parameters, Resource, Writes
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.compatibility import Levels
 
 
 class LastChanges:
@@ -33,8 +34,9 @@ class LastChanges:
 class Beating:
     """A member's own record, and its knowledge of the others: which are alive, and until when they may serve."""
 
-    def __init__(self, keys: Keys, name: str, address: str = "") -> None:
+    def __init__(self, keys: Keys, name: str, address: str = "", levels: Levels | None = None, release: str = "") -> None:
         self.keys, self.name, self.address = keys, name, address
+        self.levels, self.release = levels, release
         self.seen = LastChanges()
         self._beat = 0
         self._beat_at: Millis | None = None
@@ -118,6 +120,9 @@ class Beating:
         self._beat_at = look.seen_at
         self._sent[self._beat] = look.seen_at + resource.parameters.lease_timeout
         writes.checks[key] = look.stamp(key)
+        if self.name not in look.members and self.levels is not None:
+            # The level may be about to rise to one that this member does not understand.
+            writes.checks[self.keys.level] = look.stamp(self.keys.level)
         writes.put(key, self._record(look, resource))
         return writes
 
@@ -130,6 +135,8 @@ class Beating:
             leaving=self.leaving,
             address=self.address,
             joined_at=self._joined_at,
+            levels=self.levels,
+            release=self.release,
         )
 
     def one_era(self, look: GroupView, resource: Resource) -> bool:

@@ -5,20 +5,25 @@ from __future__ import annotations
 from sluiceway.core.group.claims import Claims
 from sluiceway.core.group.group_records import MAX_MEMBERS, Decision, GroupView, Keys, Resource, Strategy, Token, Writes
 from sluiceway.core.group.heartbeats import Beating
+from sluiceway.core.group.levels import admits
 from sluiceway.core.group.rounds import Rounds
 from sluiceway.core.group.static import NoAssignment
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.compatibility import Levels
 
 IDLE: Millis = 1_000
 """Interval of looks without an occasion: notifications of changes may be lost."""
 
 
 class Member:
-    """One member, for the lifetime of its process; `name` is never reused. Feed it looks in order, none older than the one before."""
+    """One member, for the lifetime of its process; `name` is never reused. Feed it looks in order, none older than the one before.
 
-    def __init__(self, keys: Keys, name: str, address: str = "") -> None:
+    `levels`: the compatibility levels that it understands; it joins only while the group's is one of them. None: the group has none.
+    """
+
+    def __init__(self, keys: Keys, name: str, address: str = "", levels: Levels | None = None, release: str = "") -> None:
         self.name = name
-        self._beating = Beating(keys, name, address)
+        self._beating = Beating(keys, name, address, levels, release)
         self._going = False
         self._strategies: dict[Strategy, Rounds | Claims | NoAssignment] = {
             "rounds": Rounds(self._beating),
@@ -63,8 +68,8 @@ class Member:
     def _next(self, look: GroupView, resource: Resource, strategy: Rounds | Claims | NoAssignment) -> tuple[Writes | None, Millis]:
         """The commit to make, including a beat; or None and when to look again."""
         if self.name not in look.members:
-            full = len(look.members) >= MAX_MEMBERS
-            return None if full else self._beating.beat(look, resource, Writes()), look.seen_at + IDLE
+            outside = len(look.members) >= MAX_MEMBERS or not admits(look.level, self._beating.levels)
+            return None if outside else self._beating.beat(look, resource, Writes()), look.seen_at + IDLE
         writes, wake_at = strategy.next(look, resource)
         beat_due_at = self._beating.beat_due_at(look, resource)
         if writes is not None or look.seen_at >= beat_due_at:

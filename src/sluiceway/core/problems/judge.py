@@ -146,6 +146,8 @@ class Judge:
         if sample.clock:
             fix = "sluiceway doctor"
             yield Finding("clock_wrong", "critical", "the server's clock is wrong", sample.clock, fix, "/ui/instances", subject="clock")
+        if (found := self._of_upgrade(sample)) is not None:
+            yield found
 
     def _of_backend(self, backend: BackendSample, now: Millis) -> Finding | None:
         if backend.problem is not None:
@@ -176,6 +178,14 @@ class Judge:
         message = f"the bucket of {name} refuses {throttled:.0%} of its requests, because there are too many"
         cause = "more requests a second than it allows for an object, a folder or an account"
         return Finding("bucket_throttled", "warning", message, cause, "sluiceway backend list", "/ui/map", since, subject=name)
+
+    def _of_upgrade(self, sample: InstanceSample) -> Finding | None:
+        since = self._lasts("upgrade", sample.reachable_level > sample.level, sample.at)
+        if since is None or sample.at - since < t.UPGRADE_OPEN:
+            return None
+        message = f"the upgrade to compatibility level {sample.reachable_level} is not finalized"
+        cause = f"all instances understand it; until it is finalized, they work at level {sample.level}, without what is new"
+        return Finding("upgrade_open", "warning", message, cause, "sluiceway upgrade finalize", "/ui/instances", since, subject="upgrade")
 
     def _lasts(self, name: str, holds: bool, now: Millis) -> Millis | None:
         """Since when that has held in every sample; None: it does not hold."""

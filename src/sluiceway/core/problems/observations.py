@@ -110,7 +110,8 @@ class BackendSample(NamedTuple):
 class InstanceSample(NamedTuple):
     """The instance itself. `silent`: other instances without a sign of life. `idle`: why it serves no partitions of its own. `disks`:
     disks that are full, with the reason. `throttled`: by whose bucket it is, the share of requests since the last sample that it
-    refused because there were too many. `clock`: what is wrong with the clock; empty: nothing."""
+    refused because there were too many. `clock`: what is wrong with the clock; empty: nothing. `level`: the compatibility level, and
+    `reachable_level` the one that finalizing the upgrade would set."""
 
     at: Millis
     backends: tuple[BackendSample, ...] = ()
@@ -119,3 +120,5 @@ class InstanceSample(NamedTuple):
     disks: Mapping[str, str] = MappingProxyType({})
     throttled: Mapping[str, float] = MappingProxyType({})
     clock: str = ""
+    level: int = 0
+    reachable_level: int = 0

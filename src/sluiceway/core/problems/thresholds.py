@@ -71,6 +71,9 @@ PAUSE_FORGOTTEN: Final[Millis] = 3_600_000
 REFUSED_CALLS: Final = 3
 """Refused produces in a window: fewer are repeated by the client, and nobody notices."""
 
+UPGRADE_OPEN: Final[Millis] = 86_400_000
+"""Time after which an upgrade that could be finalized may be forgotten: a day shows whether the new release works."""
+
 UNSERVED_AFTER: Final[Millis] = 4_000
 """Time a partition may take to open, as after a start or a move, before that is a problem."""
 SLOW_COMMIT: Final[Millis] = 500

@@ -1,0 +1,1 @@
+"""Campaign on upgrades: `make test-upgrade`."""
