@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-backup test-bucket test-cluster test-keys test-rebalance test-tasks test-upgrade test-spark test-incidents fuzz hostile sim sim-bank spec clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-incidents fuzz hostile sim sim-bank spec clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -201,6 +201,9 @@ test-bucket: setup ## Partitions in a bucket: suites, specification, 10,000 simu
 
 test-keys: setup ## Order with a million keys, kills and failures; limits and rates; a flood beside a quiet key (ARGS='order --keys 10000': some of it)
 	@$(BIN)/python -m tests.campaigns.keys $(ARGS)
+
+test-members: setup ## Let a hundred processes of one group join, die and freeze (ARGS='--members 150': more of them)
+	@$(BIN)/python -m tests.campaigns.members $(ARGS)
 
 test-rebalance: setup ## Add, remove and move partitions of real servers under load, and kill them at every step (ARGS='order copies': some of it)
 	@$(BIN)/python -m tests.campaigns.rebalance $(ARGS)

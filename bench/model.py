@@ -26,12 +26,13 @@ from sluiceway.bench.servers import family_cpu
 from sluiceway.cluster.ownership import PARAMETERS
 from sluiceway.cluster.remote_demand import POLL
 from sluiceway.core.group.group_records import MAX_MEMBERS, GroupReader, Keys, MemberRecord, Plan
+from sluiceway.core.group.member import FEW, MANY
 from sluiceway.model.meta import MAX_COMMIT_BYTES
 from sluiceway.ports.meta_store import MetaStore
 
 RESULTS = Path("bench/results/model.json")
 WATCHERS = 2
-"""Watchers of an instance: its group, and the queues."""
+"""Watchers of an instance: its group, and the queues. A beat concerns only the first."""
 QUIET_READS = 1.0 + WATCHERS
 """Reads per second of an idle instance: the API keys, and each watcher's own look."""
 SETTLE = PARAMETERS.settle_timeout / 1_000
@@ -67,9 +68,9 @@ class Setting:
     """A cluster. `calls`: requests per second at each instance; `call_here`: processor seconds of one, and of its hop at either side.
 
     `strays`: fraction of the calls on leased items sent to any instance (behind a load balancer); the others go to the owner.
-    `looks_each_beat`: a member looks at every beat of another, rather than once per beat of its own. `delta`: a look fetches the changes
-    rather than the whole group. `told_what`: a hint names the change, so that watchers need not ask. `network`: megabytes per second that
-    the meta store can send.
+    `paced`: members of large groups look at changes a beat apart (`hint_pace`), rather than at every beat of another. `told_what`: a hint
+    names the change, so that it wakes only the watchers that it concerns. `delta`: a look fetches the changes rather than the whole group.
+    `network`: megabytes per second that the meta store can send.
     """
 
     instances: int
@@ -82,9 +83,9 @@ class Setting:
     calls: float = 1_000.0
     call_here: float = 200e-6
     strays: float = 1.0
-    looks_each_beat: bool = True
+    paced: bool = True
+    told_what: bool = True
     delta: bool = False
-    told_what: bool = False
     network: float = 1_000.0
 
 
@@ -119,10 +120,14 @@ def cost(store: Store, at: Setting) -> Cost:
     """Compute the costs from the constants."""
     n = at.instances
     commits = n / at.beat
-    hints = commits if at.looks_each_beat else 1 / at.beat
-    looks = n * hints
-    records = n if not at.delta else min(n, max(1.0, commits / hints))
-    asks = n * (QUIET_READS + (WATCHERS * commits * 2 if store.asks_at_hints and not at.told_what else 0))
+    pace = at.beat * min(1.0, max(0.0, (n - FEW) / (MANY - FEW))) if at.paced else 0.0
+    hints = min(commits, 1 / pace) if pace else commits
+    # Besides, one for each beat of its own.
+    each_looks = min(commits, hints + 1 / at.beat)
+    looks = n * each_looks
+    records = n if not at.delta else min(n, max(1.0, commits / each_looks))
+    woken = 1 if at.told_what else WATCHERS
+    asks = n * (QUIET_READS + (woken * hints * 2 if store.asks_at_hints else 0))
     record, plan = 230.0, PLAN_ITEM * at.partitions
     megabytes = looks * (records * record + (0 if at.delta else plan)) / 1e6
     look_cpu = store.look_cpu + store.look_cpu_each * records
@@ -138,7 +143,8 @@ def cost(store: Store, at: Setting) -> Cost:
     commit_line = commits * store.commit if store.serial else 0.0
     # Each member marks itself and, with its next beat, confirms that it has stopped; add the opening and the seal.
     marks = (n + 2) * store.commit if store.serial else 3 * store.commit
-    round_s = SETTLE + marks / max(0.05, 1 - commit_line) + 2 * look_cpu * n / at.cores
+    # Members notice the opening a pace later, and the seal, for which they wait, sooner.
+    round_s = SETTLE + pace + pace / 4 + marks / max(0.05, 1 - commit_line) + 2 * look_cpu * n / at.cores
     verdicts = [
         (n > MAX_MEMBERS, f"{MAX_MEMBERS} members are the limit"),
         (plan > MAX_COMMIT_BYTES, "the plan does not fit into a commit"),
@@ -183,13 +189,13 @@ def most(store: Store, at: Setting) -> int:
 
 
 VARIANTS: dict[str, Setting] = {
+    "before: a look at each beat of another": Setting(10, paced=False, told_what=False),
     "as it is": Setting(10),
     "a beat each 2 s, a lease of 12 s": Setting(10, beat=2.0, lease=12.0),
-    "a look for each beat of its own": Setting(10, looks_each_beat=False),
-    "… at what a hint says has changed": Setting(10, looks_each_beat=False, delta=True, told_what=True),
-    "… with a beat each 2 s": Setting(10, looks_each_beat=False, delta=True, told_what=True, beat=2.0, lease=12.0),
+    "looks that fetch what has changed": Setting(10, delta=True),
+    "… with a beat each 2 s": Setting(10, delta=True, beat=2.0, lease=12.0),
 }
-"""Present state, possible settings, and designs not built."""
+"""The state before, the present one, a possible setting, and designs not built."""
 
 
 COLUMNS = (

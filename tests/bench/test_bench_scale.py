@@ -123,12 +123,14 @@ ROUND = model.Store("round", 0.001, 0.0001, 0.0002, 0.0001, 0.000001, 0.0003, 0.
 
 def test_the_model_counts_what_a_cluster_asks_of_its_meta_store() -> None:
     at = model.cost(ROUND, model.Setting(10, beat=0.5))
-    # Ten members beat twice a second, each of them looks at each beat, and both watchers of each ask twice.
+    # Ten members beat twice a second, each of them looks at each beat, and the watcher of each asks twice.
     assert (at.commits, at.looks) == (20, 200)
-    assert at.asks == 10 * (3 + 2 * 20 * 2)
+    assert at.asks == 10 * (3 + 20 * 2)
     assert at.commit_line == pytest.approx(0.02)
-    assert at.meta_cores == pytest.approx(20 * 0.0001 + 200 * (0.0001 + 10 * 0.000001) + 830 * 0.00005)
-    assert at.look_share == pytest.approx((20 * 0.0002 + 200 * (0.0003 + 10 * 0.000002) + 830 * 0.0001) / 10)
+    assert at.meta_cores == pytest.approx(20 * 0.0001 + 200 * (0.0001 + 10 * 0.000001) + 430 * 0.00005)
+    assert at.look_share == pytest.approx((20 * 0.0002 + 200 * (0.0003 + 10 * 0.000002) + 430 * 0.0001) / 10)
+    # A hundred look for each beat of their own, and twice a second at those of others.
+    assert model.cost(ROUND, model.Setting(100, beat=0.5)).looks == 100 * (2 + 2)
     # Each asks nine others once a second, and nine ask it. A third of the calls is on leased items; one in ten meets the owner by chance.
     assert at.polls == 18
     assert at.forwarded == pytest.approx(10 * 1_000 / 3 * 0.9)
@@ -137,15 +139,17 @@ def test_the_model_counts_what_a_cluster_asks_of_its_meta_store() -> None:
 
 def test_the_model_says_where_it_breaks() -> None:
     most = model.most(ROUND, model.Setting(10))
-    assert model.cost(ROUND, model.Setting(most)).breaks == ""
-    assert model.cost(ROUND, model.Setting(most + 1)).breaks != ""
+    limit = "200 members are the limit"
+    assert most > 200
+    assert model.cost(ROUND, model.Setting(most)).breaks == limit
+    assert model.cost(ROUND, model.Setting(most + 1)).breaks.startswith(f"{limit}; ")
     assert model.cost(ROUND, model.Setting(1_000)).breaks.startswith("200 members are the limit; commits wait for one another")
-    # Looks grow with the square of the members, so twice the beat is less than twice the members; with hints that say what has
-    # changed and a look a beat, what is left is the line of commits.
-    longer = model.most(ROUND, model.Setting(10, beat=1.0))
-    assert most < longer < 2 * most
-    told = model.Setting(10, looks_each_beat=False, delta=True, told_what=True)
-    assert longer < model.most(ROUND, told) <= 0.5 / ROUND.commit
+    # Without a pace, looks grow with the square of the members, so twice the beat is less than twice the members.
+    before = model.most(ROUND, model.Setting(10, paced=False, told_what=False))
+    longer = model.most(ROUND, model.Setting(10, paced=False, told_what=False, beat=1.0))
+    assert before < longer < 2 * before
+    # With it, the line of commits is what is left.
+    assert longer < most <= 0.5 / ROUND.commit
 
 
 def test_the_model_shows_a_table_of_the_kept_constants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +161,7 @@ def test_the_model_shows_a_table_of_the_kept_constants(tmp_path: Path, capsys: p
     shown = capsys.readouterr().out
     assert "**PostgreSQL**" in shown
     assert "**etcd**" in shown
-    assert shown.count("| 1,000 |") == 2 * len(model.VARIANTS)
+    assert sum(line.split(" | ")[1:2] == ["1,000"] for line in shown.splitlines()) == 2 * len(model.VARIANTS)
 
 
 def test_the_page_has_the_table_of_the_kept_constants(tmp_path: Path) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Collection
 
 import pytest
 
 from sluiceway.adapters.meta import postgres
 from sluiceway.adapters.meta.commit import HISTORY
 from sluiceway.adapters.meta.postgres import PostgresMetaStore
+from sluiceway.adapters.meta.watches import Watches
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import Opened, OpenStore, driven
 from sluiceway.testing.meta_store_suite import MetaStoreSuite, next_hint
-from tests.servers.postgres_server import PostgresServer
+from tests.servers.postgres_server import PATIENCE, PostgresServer
 from tests.storage.test_postgres_faults import Proxy
 
 numbers = itertools.count()
@@ -185,3 +187,40 @@ async def test_a_commit_of_a_process_that_is_away_holds_up_nobody(server: Postgr
             await waiting
         await away.close()
         await other.close()
+
+
+def test_a_notification_says_what_has_changed() -> None:
+    told = postgres._told(["group/g/member/a", "group/g/plan", "queue/orders", "grant"])
+    assert postgres._heard(told) == ["grant", "group/g", "queue/orders"]
+    # By an earlier release, by anybody else, and of more than fits: it may be anything.
+    for alien in ("", "[1]", "{}", "x", postgres._told([f"queue/{number}" for number in range(1_000)])):
+        assert postgres._heard(alien) == [""]
+
+
+@driven
+async def test_a_commit_elsewhere_wakes_only_the_watches_that_it_concerns(
+    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[Collection[str]] = []
+    both = asyncio.Event()
+    wake = Watches.wake
+
+    def noted(self: Watches, changed: Collection[str] = ("",)) -> None:
+        woken.append(changed)
+        wake(self, changed)
+        if changed == ["queue/q"]:
+            both.set()
+
+    one, other = PostgresMetaStore(server.dsn(), schema=schema), PostgresMetaStore(server.dsn(), schema=schema)
+    hints = one.watch("queue/")
+    await one.commit(puts={"queue/first": b""})
+    await anext(hints)
+    monkeypatch.setattr(Watches, "wake", noted)
+    while ["group/g"] not in woken:
+        # Its connection for notifications may not be there yet.
+        await other.commit(puts={"group/g/member/a": b"1"})
+        await asyncio.sleep(0.01)
+    await other.commit(puts={"queue/q": b"1"})
+    await asyncio.wait_for(both.wait(), PATIENCE)
+    await one.close()
+    await other.close()

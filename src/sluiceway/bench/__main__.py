@@ -21,7 +21,21 @@ from sluiceway.bench.figures import progress
 from sluiceway.bench.work import Work
 
 LATEST = Path("bench/results/latest.json")
-PARTS = ("peers", "page", "workers", "spark", "hard", "growth", "hung", "model", "bucket_costs", "backup_cost", "key_costs", "key_peers", "against")
+PARTS = (
+    "peers",
+    "page",
+    "workers",
+    "spark",
+    "hard",
+    "growth",
+    "hung",
+    "model",
+    "bucket_costs",
+    "backup_cost",
+    "key_costs",
+    "key_peers",
+    "against",
+)
 """Modules of `bench/` that run by name."""
 
 

@@ -23,7 +23,7 @@ from sluiceway.core.group.group_records import (
 )
 from sluiceway.core.group.item_placement import begin
 from sluiceway.core.group.levels import admits
-from sluiceway.core.group.member import Member
+from sluiceway.core.group.member import Member, hint_pace
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.compatibility import Levels
 from sluiceway.kernel.errors import SluicewayError
@@ -233,6 +233,9 @@ class GroupMember:
 
     async def _hear(self) -> None:
         async for _ in self._store.watch(self._keys.prefix):
+            if self.look is not None and (pause := self.look.seen_at + hint_pace(self.look) - system.steady()) > 0:
+                # What changes meanwhile is the same hint.
+                await asyncio.sleep(pause / 1000)
             self._changed.set()
 
     async def _look(self) -> Decision:

@@ -51,7 +51,7 @@ class MemoryMetaStore:
                 self._deleted[key] = self._stamp
                 self._traces.append((self._stamp, key))
         self._forget()
-        self._watches.wake()
+        self._watches.wake([*puts, *deletes])
         return self._stamp
 
     def _changed(self, prefix: str, since: Stamp) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import LiteralString
 
 import psycopg
@@ -74,9 +75,13 @@ SELECT NULL::bytea, stamp, NULL::bytea FROM store
 UNION ALL SELECT key, stamp, value FROM entry WHERE key = ANY (%s::bytea[]) AND value IS NOT NULL
 UNION ALL SELECT entry.* FROM unnest(%s::bytea[], %s::bytea[]) AS span (first, past), LATERAL (
     SELECT key, stamp, value FROM entry WHERE key >= first AND key < past AND value IS NOT NULL) AS entry"""
+# The function's own notification does not say what has changed, so it goes where nobody listens.
 _COMMIT = """
-SELECT new_stamp, wrong FROM commit_entries(%s::bytea[], %s::bigint[], %s::text[], %s::bytea[], %s::bytea[], %s::bigint[],
-    %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint, %s::text)"""
+SELECT new_stamp, wrong, CASE WHEN wrong IS NULL THEN pg_notify(%s::text, %s::text) END
+    FROM commit_entries(%s::bytea[], %s::bigint[], %s::text[], %s::bytea[], %s::bytea[], %s::bigint[],
+    %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint, 'sluiceway unheard')"""
+_MOST_TOLD = 4_000
+"""Bytes of a notification; PostgreSQL takes twice as many."""
 _CHANGED = "SELECT 1 FROM entry WHERE key >= %s AND key < %s AND stamp > %s LIMIT 1"
 
 
@@ -84,6 +89,21 @@ def _range(prefix: str) -> tuple[bytes, bytes]:
     """The range from the first key under the prefix to just past the last: UTF-8 never contains the byte 0xff."""
     start = prefix.encode()
     return start, start + b"\xff"
+
+
+def _told(changed: Iterable[str]) -> str:
+    """What a notification says: prefixes of the keys that have changed, as JSON; empty: there are too many."""
+    told = json.dumps(sorted({"/".join(key.split("/")[:2]) for key in changed}))
+    return told if len(told) <= _MOST_TOLD else ""
+
+
+def _heard(told: str) -> list[str]:
+    """The prefixes that a notification names; of one that is not by this code, all."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(told)
+        if isinstance(found, list) and all(isinstance(each, str) for each in found):
+            return found
+    return [""]
 
 
 class PostgresMetaStore:
@@ -133,15 +153,16 @@ class PostgresMetaStore:
         wanted = [[key.encode() for key in checks], list(checks.values())]
         wanted += [list(unchanged), [first for first, _ in spans], [past for _, past in spans], list(unchanged.values())]
         written = [[key.encode() for key in puts], list(puts.values()), [key.encode() for key in deletes]]
+        told = _told([*puts, *deletes])
         try:
             async with self._schema.link() as link:
-                ((stamp, wrong),) = await link.execute(_COMMIT, [*wanted, *written, HISTORY, self._channel])
+                ((stamp, wrong, _),) = await link.execute(_COMMIT, [self._channel, told, *wanted, *written, HISTORY])
         except (psycopg.Error, StoreUnavailableError) as error:
             raise MetaUnknownError(f"meta store: {error}") from error
         if wrong is not None:
             raise ConflictError(f"{wrong} has changed")
         self._seen = max(self._seen, stamp)
-        self._watches.wake()
+        self._watches.wake([*puts, *deletes])
         return int(stamp)
 
     async def _changed(self, link: Link, prefix: str, since: Stamp, now: Stamp) -> bool:
@@ -179,8 +200,8 @@ class PostgresMetaStore:
                 try:
                     await link.run(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     self._watches.wake()
-                    async for _ in link.notified():
-                        self._watches.wake()
+                    async for told in link.notified():
+                        self._watches.wake(_heard(told))
                 finally:
                     await link.close()
             await asyncio.sleep(self._poll_interval / 1_000)

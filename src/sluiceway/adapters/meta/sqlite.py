@@ -116,7 +116,7 @@ class SqliteMetaStore:
         except apsw.Error as error:
             raise MetaUnknownError(f"meta store: {error}") from error
         self._seen = max(self._seen, stamp)
-        self._watches.wake()
+        self._watches.wake([*puts, *deletes])
         return stamp
 
     def _commit(

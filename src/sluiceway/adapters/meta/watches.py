@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
@@ -19,13 +19,14 @@ class Watches:
     def __init__(self, changed_since: Callable[[str, Stamp], Awaitable[tuple[bool, Stamp]]], poll_interval: Millis | None) -> None:
         self._changed_since = changed_since
         self._poll_interval = poll_interval
-        self._woken: set[asyncio.Event] = set()
+        self._woken: dict[asyncio.Event, str] = {}
+        """What wakes each watch, with its prefix."""
         self.closed = False
 
     async def watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
         """Yield the newest stamp after each change later than `since`, until `close`."""
         woken = asyncio.Event()
-        self._woken.add(woken)
+        self._woken[woken] = prefix
         try:
             while not self.closed:
                 woken.clear()
@@ -35,11 +36,13 @@ class Watches:
                     continue
                 await system.wait(woken, self._poll_interval)
         finally:
-            self._woken.discard(woken)
+            del self._woken[woken]
 
-    def wake(self) -> None:
-        for woken in self._woken:
-            woken.set()
+    def wake(self, changed: Collection[str] = ("",)) -> None:
+        """Wake the watches that the change of these keys, or of something under these prefixes, may concern; all, if none are given."""
+        for woken, prefix in self._woken.items():
+            if any(prefix.startswith(each) or each.startswith(prefix) for each in changed):
+                woken.set()
 
     def close(self) -> None:
         self.closed = True

@@ -92,11 +92,11 @@ class Link:
             raise
         await self.run("COMMIT")
 
-    async def notified(self) -> AsyncIterator[None]:
-        """Yield once per notification on this link's channels, until the connection breaks."""
+    async def notified(self) -> AsyncIterator[str]:
+        """Yield the payload of each notification on this link's channels, until the connection breaks."""
         with contextlib.suppress(psycopg.Error):
-            async for _ in self._connection.notifies():
-                yield
+            async for each in self._connection.notifies():
+                yield each.payload
 
     def still_there(self) -> bool:
         """Check, without asking the server, whether it has closed the idle connection."""

@@ -13,6 +13,21 @@ from sluiceway.kernel.compatibility import Levels
 
 IDLE: Millis = 1_000
 """Interval of looks without an occasion: notifications of changes may be lost."""
+FEW, MANY = 10, 100
+"""Members up to which each change is looked at at once, and from which on looks at changes are a beat apart."""
+
+
+def hint_pace(look: GroupView) -> Millis:
+    """Minimum time from that look to the next one for which a hint of a change is the only occasion.
+
+    Each beat of a member is a hint to all others, so without it looks would grow with the square of the members. While a round is open,
+    others wait for this member.
+    """
+    if look.resource is None:
+        return 0
+    share = min(1.0, max(0.0, (len(look.members) - FEW) / (MANY - FEW)))
+    is_open = look.round is not None and not look.round.sealed
+    return int(look.resource.parameters.beat_interval * share / (4 if is_open else 1))
 
 
 class Member:

@@ -1,0 +1,1 @@
+"""Campaign on groups of many members: `make test-members`."""
