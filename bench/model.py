@@ -26,7 +26,9 @@ from sluiceway.bench.servers import family_cpu
 from sluiceway.cluster.ownership import PARAMETERS
 from sluiceway.cluster.remote_demand import POLL
 from sluiceway.core.group.group_records import MAX_MEMBERS, GroupReader, Keys, MemberRecord, Plan
-from sluiceway.core.group.member import FEW, MANY
+from sluiceway.core.group.heartbeats import FEW
+from sluiceway.core.group.member import MANY
+from sluiceway.core.group.rounds import LOOKS_A_BEAT
 from sluiceway.model.meta import MAX_COMMIT_BYTES
 from sluiceway.ports.meta_store import MetaStore
 
@@ -68,9 +70,9 @@ class Setting:
     """A cluster. `calls`: requests per second at each instance; `call_here`: processor seconds of one, and of its hop at either side.
 
     `strays`: fraction of the calls on leased items sent to any instance (behind a load balancer); the others go to the owner.
-    `paced`: members of large groups look at changes a beat apart (`hint_pace`), rather than at every beat of another. `told_what`: a hint
-    names the change, so that it wakes only the watchers that it concerns. `delta`: a look fetches the changes rather than the whole group.
-    `network`: megabytes per second that the meta store can send.
+    `quiet`: in large groups nobody is told of a beat, rather than all members look at each. `told_what`: a hint names the change, so that
+    it wakes only the watchers that it concerns. `delta`: a look fetches the changes rather than the whole group. `network`: megabytes per
+    second that the meta store can send.
     """
 
     instances: int
@@ -83,7 +85,7 @@ class Setting:
     calls: float = 1_000.0
     call_here: float = 200e-6
     strays: float = 1.0
-    paced: bool = True
+    quiet: bool = True
     told_what: bool = True
     delta: bool = False
     network: float = 1_000.0
@@ -120,8 +122,11 @@ def cost(store: Store, at: Setting) -> Cost:
     """Compute the costs from the constants."""
     n = at.instances
     commits = n / at.beat
-    pace = at.beat * min(1.0, max(0.0, (n - FEW) / (MANY - FEW))) if at.paced else 0.0
-    hints = min(commits, 1 / pace) if pace else commits
+    hints = commits
+    if at.quiet and n > FEW:
+        # etcd tells its watchers of every commit, and the members pace themselves.
+        pace = at.beat * min(1.0, (n - FEW) / (MANY - FEW))
+        hints = 0.0 if store.asks_at_hints else min(commits, 1 / pace)
     # Besides, one for each beat of its own.
     each_looks = min(commits, hints + 1 / at.beat)
     looks = n * each_looks
@@ -143,8 +148,9 @@ def cost(store: Store, at: Setting) -> Cost:
     commit_line = commits * store.commit if store.serial else 0.0
     # Each member marks itself and, with its next beat, confirms that it has stopped; add the opening and the seal.
     marks = (n + 2) * store.commit if store.serial else 3 * store.commit
-    # Members notice the opening a pace later, and the seal, for which they wait, sooner.
-    round_s = SETTLE + pace + pace / 4 + marks / max(0.05, 1 - commit_line) + 2 * look_cpu * n / at.cores
+    # Those who seal see the last mark of a large group at their next look.
+    notice = at.beat / LOOKS_A_BEAT if at.quiet and n > FEW else 0.0
+    round_s = SETTLE + notice + marks / max(0.05, 1 - commit_line) + 2 * look_cpu * n / at.cores
     verdicts = [
         (n > MAX_MEMBERS, f"{MAX_MEMBERS} members are the limit"),
         (plan > MAX_COMMIT_BYTES, "the plan does not fit into a commit"),
@@ -189,7 +195,7 @@ def most(store: Store, at: Setting) -> int:
 
 
 VARIANTS: dict[str, Setting] = {
-    "before: a look at each beat of another": Setting(10, paced=False, told_what=False),
+    "before: a look at each beat of another": Setting(10, quiet=False, told_what=False),
     "as it is": Setting(10),
     "a beat each 2 s, a lease of 12 s": Setting(10, beat=2.0, lease=12.0),
     "looks that fetch what has changed": Setting(10, delta=True),

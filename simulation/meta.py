@@ -36,13 +36,18 @@ class SharedMeta:
         """Called at each commit with the view before it and the view after it."""
 
     async def commit(
-        self, checks: Mapping[str, Stamp | None], unchanged: Mapping[str, Stamp], puts: Mapping[str, bytes], deletes: Sequence[str]
+        self,
+        checks: Mapping[str, Stamp | None],
+        unchanged: Mapping[str, Stamp],
+        puts: Mapping[str, bytes],
+        deletes: Sequence[str],
+        hint: bool = True,
     ) -> Stamp:
         stamp = await self.store.commit(checks, unchanged, puts, deletes)
         before, self.view = self.view, await self.store.read(prefixes=[""])
         for follow in self.followers:
             follow(before, self.view)
-        for subscriber in self.subscribers:
+        for subscriber in self.subscribers if hint else ():
             if subscriber.link is not self.without_hints and any(key.startswith(subscriber.prefix) for key in (*puts, *deletes)):
                 subscriber.link.hint(subscriber.bell.set)
         return stamp
@@ -69,9 +74,11 @@ class SimMetaStore:
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         # Copied: the commit may land after the caller has changed its arguments.
-        what = dict(checks or {}), dict(unchanged or {}), dict(puts or {}), tuple(deletes)
+        what = dict(checks or {}), dict(unchanged or {}), dict(puts or {}), tuple(deletes), hint
         try:
             return await self._link.call(lambda: self._shared.commit(*what), PATIENCE)
         except (NotSentError, NoAnswerError) as error:

@@ -129,8 +129,8 @@ def test_the_model_counts_what_a_cluster_asks_of_its_meta_store() -> None:
     assert at.commit_line == pytest.approx(0.02)
     assert at.meta_cores == pytest.approx(20 * 0.0001 + 200 * (0.0001 + 10 * 0.000001) + 430 * 0.00005)
     assert at.look_share == pytest.approx((20 * 0.0002 + 200 * (0.0003 + 10 * 0.000002) + 430 * 0.0001) / 10)
-    # A hundred look for each beat of their own, and twice a second at those of others.
-    assert model.cost(ROUND, model.Setting(100, beat=0.5)).looks == 100 * (2 + 2)
+    # A hundred are not told of beats, and look after each of their own.
+    assert (model.cost(ROUND, model.Setting(100, beat=0.5)).looks, model.cost(ROUND, model.Setting(100)).asks) == (100 * 2, 100 * 3)
     # Each asks nine others once a second, and nine ask it. A third of the calls is on leased items; one in ten meets the owner by chance.
     assert at.polls == 18
     assert at.forwarded == pytest.approx(10 * 1_000 / 3 * 0.9)
@@ -145,8 +145,8 @@ def test_the_model_says_where_it_breaks() -> None:
     assert model.cost(ROUND, model.Setting(most + 1)).breaks.startswith(f"{limit}; ")
     assert model.cost(ROUND, model.Setting(1_000)).breaks.startswith("200 members are the limit; commits wait for one another")
     # Without a pace, looks grow with the square of the members, so twice the beat is less than twice the members.
-    before = model.most(ROUND, model.Setting(10, paced=False, told_what=False))
-    longer = model.most(ROUND, model.Setting(10, paced=False, told_what=False, beat=1.0))
+    before = model.most(ROUND, model.Setting(10, quiet=False, told_what=False))
+    longer = model.most(ROUND, model.Setting(10, quiet=False, told_what=False, beat=1.0))
     assert before < longer < 2 * before
     # With it, the line of commits is what is left.
     assert longer < most <= 0.5 / ROUND.commit

@@ -105,10 +105,12 @@ class Watched:
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         self.asked.append("commit")
         await self.before("commit")
-        stamp = await self._store.commit(checks, unchanged, puts, deletes)
+        stamp = await self._store.commit(checks, unchanged, puts, deletes, hint=hint)
         await self.after("commit")
         return stamp
 

@@ -70,9 +70,11 @@ class Meta:
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         await self.on_commit({**(puts or {}), **dict.fromkeys(deletes, b"")})
-        stamp = await self._store.commit(checks, unchanged, puts, deletes)
+        stamp = await self._store.commit(checks, unchanged, puts, deletes, hint=hint)
         await self.on_committed({**(puts or {}), **dict.fromkeys(deletes, b"")})
         return stamp
 

@@ -25,9 +25,11 @@ class Slow(MemoryMetaStore):
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         await self._barrier.wait()
-        await super().commit(checks, unchanged, puts, deletes)
+        await super().commit(checks, unchanged, puts, deletes, hint=hint)
         self.unknown += 1
         raise MetaUnknownError("it is done, and nobody says so")
 

@@ -64,7 +64,7 @@ KNOWN = {
     "claims_what_had_an_owner": 184,
     "leaves_claims_behind": 2,
     "claims_what_has_just_gone": 59,
-    "limits_what_has_gone": 16,
+    "limits_what_has_gone": 60,
     "leaves_limits_behind": 2,
     "places_a_queue_on_everybody": 23,
     "places_beside_what_there_is_of_a_queue": 7,

@@ -13,8 +13,9 @@ from simulation.meta import SharedMeta, SimMetaStore
 from simulation.network_link import Link, Roads
 from sluiceway.adapters.meta.watches import Watches
 from sluiceway.cluster.group_member import GroupMember, define
-from sluiceway.core.group.group_records import GroupView, MemberRecord, Parameters, Resource, Round
-from sluiceway.core.group.member import FEW, MANY, hint_pace
+from sluiceway.core.group.group_records import GroupView, MemberRecord, Parameters, Resource
+from sluiceway.core.group.heartbeats import FEW
+from sluiceway.core.group.member import MANY, hint_pace
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.meta import Stamp, View
 
@@ -23,18 +24,17 @@ PARAMETERS = Parameters(settle_timeout=100, round_interval=200, beat_interval=BE
 ITEMS = [f"part-{n}" for n in range(20)]
 
 
-def look(members: int, *, is_open: bool = False) -> GroupView:
+def look(members: int) -> GroupView:
     records = {f"m{number}": MemberRecord(beat=1, lease_timeout=1) for number in range(members)}
-    current = Round(number=1, sealed=not is_open, trigger="a test")
-    return GroupView(View(1, {}), 0, Resource(items=(), parameters=PARAMETERS), current, None, records, frozenset(), {})
+    return GroupView(View(1, {}), 0, Resource(items=(), parameters=PARAMETERS), None, None, records, frozenset(), {})
 
 
 @pytest.mark.parametrize(
-    ("members", "is_open", "pace"),
-    [(1, False, 0), (FEW, False, 0), (55, False, BEAT // 2), (MANY, False, BEAT), (200, False, BEAT), (MANY, True, BEAT // 4)],
+    ("members", "pace"),
+    [(1, 0), (FEW, 0), (55, BEAT // 2), (MANY, BEAT), (200, BEAT)],
 )
-def test_the_pace_grows_with_the_group(members: int, is_open: bool, pace: Millis) -> None:
-    assert hint_pace(look(members, is_open=is_open)) == pace
+def test_the_pace_grows_with_the_group(members: int, pace: Millis) -> None:
+    assert hint_pace(look(members)) == pace
 
 
 class CountedMeta(SimMetaStore):

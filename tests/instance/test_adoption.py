@@ -85,8 +85,10 @@ class Meta:
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
-        stamp: Stamp = await self._steps.take(lambda: self._store.commit(checks, unchanged, puts, deletes))
+        stamp: Stamp = await self._steps.take(lambda: self._store.commit(checks, unchanged, puts, deletes, hint=hint))
         return stamp
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
@@ -440,7 +442,7 @@ def test_a_queue_created_meanwhile_is_not_overwritten(data: Path) -> None:
         cluster = Cluster()
         committing = cluster.meta.commit
 
-        async def be_late(checks: Any = None, unchanged: Any = None, puts: Any = None, deletes: Any = ()) -> Stamp:
+        async def be_late(checks: Any = None, unchanged: Any = None, puts: Any = None, deletes: Any = (), *, hint: bool = True) -> Stamp:
             if QUEUE + "orders" in puts:
                 cluster.meta.commit = committing  # type: ignore[method-assign]
                 await committing(puts={QUEUE + "orders": b"another's"})
@@ -463,7 +465,7 @@ def test_a_late_commit_of_an_earlier_attempt_conflicts(data: Path) -> None:
         cluster, held = Cluster(), list[Mapping[str, Any]]()
         committing = cluster.meta.commit
 
-        async def hold(checks: Any = None, unchanged: Any = None, puts: Any = None, deletes: Any = ()) -> Stamp:
+        async def hold(checks: Any = None, unchanged: Any = None, puts: Any = None, deletes: Any = (), *, hint: bool = True) -> Stamp:
             if any(key.startswith(QUEUE) for key in puts):
                 held.append({"checks": checks, "unchanged": unchanged, "puts": puts, "deletes": deletes})
                 raise MetaUnknownError("no answer")

@@ -123,13 +123,15 @@ class Failing(MemoryMetaStore):
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         if puts and all(key.startswith(OPENED) for key in puts):
-            return await super().commit(checks, unchanged, puts, deletes)
+            return await super().commit(checks, unchanged, puts, deletes, hint=hint)
         before, after, self.before, self.after = self.before, self.after, None, None
         if before is not None:
             raise before
-        stamp = await super().commit(checks, unchanged, puts, deletes)
+        stamp = await super().commit(checks, unchanged, puts, deletes, hint=hint)
         if after is not None:
             raise after
         return stamp

@@ -287,9 +287,11 @@ class Counting(MemoryMetaStore):
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         self.commits.append(len(puts or ()))
-        return await super().commit(checks, unchanged, puts, deletes)
+        return await super().commit(checks, unchanged, puts, deletes, hint=hint)
 
 
 @driven

@@ -335,11 +335,13 @@ class Unsure(MemoryMetaStore):
         unchanged: object = None,
         puts: object = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         if self.conflicts:
             self.conflicts -= 1
             raise ConflictError("another came between")
-        stamp = await super().commit(checks, unchanged, puts, deletes)  # type: ignore[arg-type]
+        stamp = await super().commit(checks, unchanged, puts, deletes, hint=hint)  # type: ignore[arg-type]
         if self.unknown:
             self.unknown -= 1
             raise MetaUnknownError("no answer")

@@ -232,10 +232,12 @@ class GroupMember:
         self._looked = asyncio.Event()
 
     async def _hear(self) -> None:
+        heard_at: Millis = 0
         async for _ in self._store.watch(self._keys.prefix):
-            if self.look is not None and (pause := self.look.seen_at + hint_pace(self.look) - system.steady()) > 0:
+            if self.look is not None and (pause := heard_at + hint_pace(self.look) - system.steady()) > 0:
                 # What changes meanwhile is the same hint.
                 await asyncio.sleep(pause / 1000)
+            heard_at = system.steady()
             self._changed.set()
 
     async def _look(self) -> Decision:
@@ -269,7 +271,7 @@ class GroupMember:
     async def _commit(self, writes: Writes) -> None:
         """Commit. A conflict is no error: the next look shows the outcome. Raises StoreUnavailableError for an unknown outcome."""
         try:
-            await self._store.commit(writes.checks, writes.unchanged, writes.puts, writes.deletes)
+            await self._store.commit(writes.checks, writes.unchanged, writes.puts, writes.deletes, hint=writes.hint)
         except ConflictError:
             pass
         except MetaUnknownError as error:

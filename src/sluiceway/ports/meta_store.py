@@ -31,12 +31,14 @@ class MetaStore(Protocol):
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         """Write all or nothing, durably, and return the commit's stamp.
 
         `checks`: the key's entry must have exactly this stamp (None: the key must be absent). `unchanged`: no key under the prefix may have
-        been put or deleted by a commit later than the stamp, so that a set of keys once read still holds. Raises ConflictError (nothing
-        written), MetaUnknownError, ValueError over MAX_COMMIT_KEYS or MAX_COMMIT_BYTES.
+        been put or deleted by a commit later than the stamp, so that a set of keys once read still holds. Without `hint`, watchers need not
+        be told. Raises ConflictError (nothing written), MetaUnknownError, ValueError over MAX_COMMIT_KEYS or MAX_COMMIT_BYTES.
         """
         ...
 

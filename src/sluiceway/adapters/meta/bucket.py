@@ -201,6 +201,8 @@ class BucketMetaStore:
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         puts = dict(puts or {})
         check_commit(puts, deletes)

@@ -143,6 +143,8 @@ class EtcdMetaStore:
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         checks, unchanged, puts = checks or {}, unchanged or {}, puts or {}
         check_commit(puts, deletes)

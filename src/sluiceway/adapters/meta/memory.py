@@ -33,6 +33,8 @@ class MemoryMetaStore:
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         puts = puts or {}
         check_commit(puts, deletes)
@@ -51,7 +53,8 @@ class MemoryMetaStore:
                 self._deleted[key] = self._stamp
                 self._traces.append((self._stamp, key))
         self._forget()
-        self._watches.wake([*puts, *deletes])
+        if hint:
+            self._watches.wake([*puts, *deletes])
         return self._stamp
 
     def _changed(self, prefix: str, since: Stamp) -> bool:

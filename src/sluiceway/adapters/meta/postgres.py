@@ -66,6 +66,45 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     # Since this version a queue's record has the homes of its idempotency keys, and its draining partitions: an older version would lose
     # that.
     "",
+    # A notification says what has changed, and a beat of a large group sends none: each wakes every connection that listens.
+    """
+    DROP FUNCTION commit_entries;
+    CREATE FUNCTION commit_entries(
+        check_keys bytea[], check_stamps bigint[], prefixes text[], firsts bytea[], pasts bytea[], sinces bigint[],
+        put_keys bytea[], put_values bytea[], delete_keys bytea[], history bigint, channel text, told text,
+        OUT new_stamp bigint, OUT wrong text)
+    LANGUAGE plpgsql AS $$
+    #variable_conflict use_column
+    DECLARE last_stamp bigint;
+    BEGIN
+        PERFORM set_config('synchronous_commit', 'on', true);
+        SELECT stamp INTO last_stamp FROM store FOR UPDATE;
+        SELECT convert_from(wanted.key, 'UTF8') INTO wrong FROM unnest(check_keys, check_stamps) AS wanted (key, stamp)
+            LEFT JOIN entry ON entry.key = wanted.key AND entry.value IS NOT NULL
+            WHERE entry.stamp IS DISTINCT FROM wanted.stamp LIMIT 1;
+        IF wrong IS NULL THEN
+            SELECT 'something under ' || span.prefix INTO wrong
+                FROM unnest(prefixes, firsts, pasts, sinces) AS span (prefix, first, past, since)
+                WHERE span.since < last_stamp AND (span.since < last_stamp - history OR EXISTS (
+                    SELECT 1 FROM entry WHERE entry.key >= span.first AND entry.key < span.past AND entry.stamp > span.since)) LIMIT 1;
+        END IF;
+        IF wrong IS NOT NULL THEN
+            RETURN;
+        END IF;
+        new_stamp := last_stamp + 1;
+        UPDATE store SET stamp = new_stamp;
+        INSERT INTO entry (key, stamp, value)
+            SELECT fresh.key, new_stamp, fresh.value FROM unnest(put_keys, put_values) AS fresh (key, value)
+            ON CONFLICT (key) DO UPDATE SET stamp = EXCLUDED.stamp, value = EXCLUDED.value;
+        IF cardinality(delete_keys) > 0 THEN
+            UPDATE entry SET value = NULL, stamp = new_stamp WHERE key = ANY (delete_keys) AND value IS NOT NULL;
+            DELETE FROM entry WHERE value IS NULL AND stamp <= new_stamp - history;
+        END IF;
+        IF told IS NOT NULL THEN
+            PERFORM pg_notify(channel, told);
+        END IF;
+    END $$;
+    """,
 )
 """Migration number n takes the layout from version n to n + 1. Released ones never change."""
 
@@ -75,11 +114,9 @@ SELECT NULL::bytea, stamp, NULL::bytea FROM store
 UNION ALL SELECT key, stamp, value FROM entry WHERE key = ANY (%s::bytea[]) AND value IS NOT NULL
 UNION ALL SELECT entry.* FROM unnest(%s::bytea[], %s::bytea[]) AS span (first, past), LATERAL (
     SELECT key, stamp, value FROM entry WHERE key >= first AND key < past AND value IS NOT NULL) AS entry"""
-# The function's own notification does not say what has changed, so it goes where nobody listens.
 _COMMIT = """
-SELECT new_stamp, wrong, CASE WHEN wrong IS NULL THEN pg_notify(%s::text, %s::text) END
-    FROM commit_entries(%s::bytea[], %s::bigint[], %s::text[], %s::bytea[], %s::bytea[], %s::bigint[],
-    %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint, 'sluiceway unheard')"""
+SELECT new_stamp, wrong FROM commit_entries(%s::bytea[], %s::bigint[], %s::text[], %s::bytea[], %s::bytea[], %s::bigint[],
+    %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint, %s::text, %s::text)"""
 _MOST_TOLD = 4_000
 """Bytes of a notification; PostgreSQL takes twice as many."""
 _CHANGED = "SELECT 1 FROM entry WHERE key >= %s AND key < %s AND stamp > %s LIMIT 1"
@@ -145,6 +182,8 @@ class PostgresMetaStore:
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         puts = puts or {}
         check_commit(puts, deletes)
@@ -153,16 +192,17 @@ class PostgresMetaStore:
         wanted = [[key.encode() for key in checks], list(checks.values())]
         wanted += [list(unchanged), [first for first, _ in spans], [past for _, past in spans], list(unchanged.values())]
         written = [[key.encode() for key in puts], list(puts.values()), [key.encode() for key in deletes]]
-        told = _told([*puts, *deletes])
+        told = _told([*puts, *deletes]) if hint else None
         try:
             async with self._schema.link() as link:
-                ((stamp, wrong, _),) = await link.execute(_COMMIT, [self._channel, told, *wanted, *written, HISTORY])
+                ((stamp, wrong),) = await link.execute(_COMMIT, [*wanted, *written, HISTORY, self._channel, told])
         except (psycopg.Error, StoreUnavailableError) as error:
             raise MetaUnknownError(f"meta store: {error}") from error
         if wrong is not None:
             raise ConflictError(f"{wrong} has changed")
         self._seen = max(self._seen, stamp)
-        self._watches.wake([*puts, *deletes])
+        if hint:
+            self._watches.wake([*puts, *deletes])
         return int(stamp)
 
     async def _changed(self, link: Link, prefix: str, since: Stamp, now: Stamp) -> bool:

@@ -108,6 +108,8 @@ class SqliteMetaStore:
         unchanged: Mapping[str, Stamp] | None = None,
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
     ) -> Stamp:
         puts = puts or {}
         check_commit(puts, deletes)
@@ -116,7 +118,8 @@ class SqliteMetaStore:
         except apsw.Error as error:
             raise MetaUnknownError(f"meta store: {error}") from error
         self._seen = max(self._seen, stamp)
-        self._watches.wake([*puts, *deletes])
+        if hint:
+            self._watches.wake([*puts, *deletes])
         return stamp
 
     def _commit(

@@ -344,12 +344,13 @@ def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> i
 
 @dataclass
 class Writes:
-    """A commit that a member wants to make."""
+    """A commit that a member wants to make. Without `hint`, watchers of the group need not be told of it."""
 
     checks: dict[str, Stamp | None] = field(default_factory=dict)
     unchanged: dict[str, Stamp] = field(default_factory=dict)
     puts: dict[str, bytes] = field(default_factory=dict)
     deletes: list[str] = field(default_factory=list)
+    hint: bool = True
 
     def put(self, key: str, record: msgspec.Struct) -> None:
         self.puts[key] = msgspec.json.encode(record)

@@ -11,6 +11,10 @@ from sluiceway.core.group.group_records import PATIENCE, GroupView, Keys, Member
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.compatibility import Levels
 
+FEW = 10
+"""Members up to which all are told of each commit. In larger groups each beat would wake all others, so that looks would grow with the
+square of the members: beats and marks are seen by those who look for reasons of their own."""
+
 
 class LastChanges:
     """Time of each value's last observed change, by this member's own clock."""
@@ -120,11 +124,19 @@ class Beating:
         self._beat_at = look.seen_at
         self._sent[self._beat] = look.seen_at + resource.parameters.lease_timeout
         writes.checks[key] = look.stamp(key)
+        record = self._record(look, resource)
+        writes.hint = self._concerns_all(look, record, writes)
         if self.name not in look.members and self.levels is not None:
             # The level may be about to rise to one that this member does not understand.
             writes.checks[self.keys.level] = look.stamp(self.keys.level)
-        writes.put(key, self._record(look, resource))
+        writes.put(key, record)
         return writes
+
+    def _concerns_all(self, look: GroupView, record: MemberRecord, writes: Writes) -> bool:
+        """Whether the others are to be told of the commit. In a large group not of beats and marks, for which only a few wait."""
+        before = look.members.get(self.name)
+        is_routine = before is not None and before.leaving == record.leaving and not writes.deletes
+        return len(look.members) <= FEW or not is_routine or any(not key.startswith(self.keys.marks) for key in writes.puts)
 
     def _record(self, look: GroupView, resource: Resource) -> MemberRecord:
         return MemberRecord(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluiceway.core.group.claims import Claims
 from sluiceway.core.group.group_records import MAX_MEMBERS, Decision, GroupView, Keys, Resource, Strategy, Token, Writes
-from sluiceway.core.group.heartbeats import Beating
+from sluiceway.core.group.heartbeats import FEW, Beating
 from sluiceway.core.group.levels import admits
 from sluiceway.core.group.rounds import Rounds
 from sluiceway.core.group.static import NoAssignment
@@ -13,21 +13,17 @@ from sluiceway.kernel.compatibility import Levels
 
 IDLE: Millis = 1_000
 """Interval of looks without an occasion: notifications of changes may be lost."""
-FEW, MANY = 10, 100
-"""Members up to which each change is looked at at once, and from which on looks at changes are a beat apart."""
+MANY = 100
+"""Members from which on looks at hints are a beat apart. Up to FEW, each hint is looked at at once."""
 
 
 def hint_pace(look: GroupView) -> Millis:
-    """Minimum time from that look to the next one for which a hint of a change is the only occasion.
-
-    Each beat of a member is a hint to all others, so without it looks would grow with the square of the members. While a round is open,
-    others wait for this member.
-    """
+    """Minimum time from the last look at a hint to the next one. Each hint makes all members look, and a burst of changes would be looked
+    at change by change."""
     if look.resource is None:
         return 0
     share = min(1.0, max(0.0, (len(look.members) - FEW) / (MANY - FEW)))
-    is_open = look.round is not None and not look.round.sealed
-    return int(look.resource.parameters.beat_interval * share / (4 if is_open else 1))
+    return int(look.resource.parameters.beat_interval * share)
 
 
 class Member:

@@ -31,10 +31,14 @@ from sluiceway.core.group.group_records import (
     SealedRound,
     Writes,
 )
-from sluiceway.core.group.heartbeats import Beating
+from sluiceway.core.group.heartbeats import FEW, Beating
 from sluiceway.core.group.plan import moves, sticky
 from sluiceway.kernel.clock import Millis
 
+SEALERS = 3
+"""Members that look for the marks of a large group, of which nobody is told. If they fail, others find them at their next look."""
+LOOKS_A_BEAT = 8
+"""How often a member looks in a large group while it waits for others."""
 TURN: Millis = 20
 """Stagger between members in opening and sealing: it makes conflicts rare, which would be harmless."""
 MAX_TURNS = 10
@@ -87,6 +91,20 @@ class Rounds:
 
     def next(self, look: GroupView, resource: Resource) -> tuple[Writes | None, Millis]:
         """The round's next write for this member, or None and when to look again."""
+        writes, wake_at = self._next(look, resource)
+        if writes is None and len(look.members) > FEW and self._waits_for_others(look, resource):
+            wake_at = min(wake_at, look.seen_at + max(1, resource.parameters.beat_interval // LOOKS_A_BEAT))
+        return writes, wake_at
+
+    def _waits_for_others(self, look: GroupView, resource: Resource) -> bool:
+        """Whether it waits for what only a look shows in a large group: marks, if it may seal the round, or that others have stopped what
+        it is to serve."""
+        if look.round is not None and not look.round.sealed:
+            return self._turn(look, resource.parameters) < SEALERS * TURN
+        given = look.plan.owners.get(self._name, {}) if look.plan is not None and look.plan.era == resource.era else {}
+        return given.keys() != self.owned(look, resource).keys()
+
+    def _next(self, look: GroupView, resource: Resource) -> tuple[Writes | None, Millis]:
         now, parameters = look.seen_at, resource.parameters
         since = self._seen.since("round", look.stamp(self._keys.round), now)
         if look.round is not None and not look.round.sealed:
