@@ -29,7 +29,7 @@ class Crowd:
 
     def __init__(self, url: str) -> None:
         self._store = open_meta_store(url)
-        command = [sys.executable, "-m", "tests.campaigns.members.member", url, GROUP]
+        command = [sys.executable, "-m", "tests.campaigns.members.forked_members", url, GROUP]
         self._forker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.alive: set[int] = set()
 

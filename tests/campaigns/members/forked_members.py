@@ -1,4 +1,4 @@
-"""Members of a group, each in a process of its own: `python -m tests.campaigns.members.member URL GROUP`.
+"""Members of a group, each in a process of its own: `python -m tests.campaigns.members.forked_members URL GROUP`.
 
 Each line of its input has a number of processes to start.
 
