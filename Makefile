@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-incidents fuzz hostile sim sim-bank spec clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-engines test-incidents fuzz hostile sim sim-bank spec clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,6 +24,7 @@ LINTED := src simulation spec bench tests tools conformance
 # Whole files, so that a server which one has started is its own; in the order of tests/conftest.py. Most tests wait, so there are more at a
 # time than cores.
 PARALLEL = -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder
+COMMA := ,
 # All that a user may install.
 LOCKED = $(UV) export --locked --all-extras --no-dev --no-emit-workspace --quiet
 
@@ -216,6 +217,11 @@ test-upgrade: setup ## Upgrade a cluster and a server under load, there and back
 
 test-spark: setup ## Kill drivers, tasks and servers at every stage of real Spark queries, with a ledger over the sinks (ARGS='kills --rounds 1': some of it)
 	@$(BIN)/python -m tests.campaigns.spark $(ARGS)
+
+# An environment of its own, as Daft allows no pyarrow as new as that of the others.
+test-engines: $(UV) $(ASSETS) ## Polars, DuckDB, pandas and Daft on leased items, in build/engines (TORCH=1: PyTorch, too, of 5 GB)
+	@$(UV_HERE) UV_PROJECT_ENVIRONMENT=build/engines $(UV) sync --locked --all-extras --group engines $(if $(TORCH),--group torch) --quiet --python .tools/bin/python
+	@SLUICEWAY_TEST_ENGINES=daft$(if $(TORCH),$(COMMA)torch) build/engines/bin/python -m pytest tests/engines $(ARGS)
 
 test-incidents: setup ## Stage incidents on a real server: each is named within 15 s, and a healthy run (MINUTES=1) names none
 	@MINUTES=$(or $(MINUTES),1) $(BIN)/python -m tests.campaigns.incidents $(ARGS)

@@ -34,6 +34,7 @@ PARTS = (
     "backup_cost",
     "key_costs",
     "key_peers",
+    "engines",
     "against",
 )
 """Modules of `bench/` that run by name."""

@@ -17,6 +17,28 @@ except ModuleNotFoundError as error:
 from sluiceway.client.answers import Completed, Lease
 from sluiceway.kernel.errors import invalid
 
+ROWS = pa.schema(
+    [
+        pa.field("id", pa.utf8(), nullable=False),
+        pa.field("origin", pa.utf8(), nullable=False),
+        pa.field("queue", pa.utf8(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("attempts", pa.int32(), nullable=False),
+        pa.field("enqueued_at", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("kind", pa.utf8()),
+        pa.field("encoding", pa.utf8()),
+        pa.field("reference", pa.utf8()),
+        pa.field("key", pa.utf8()),
+        pa.field("priority", pa.int32()),
+        pa.field("unique_key", pa.utf8()),
+        pa.field("headers", pa.map_(pa.utf8(), pa.utf8())),
+        pa.field("payload", pa.binary(), nullable=False),
+        pa.field("lease_id", pa.utf8(), nullable=False),
+    ]
+)
+"""The columns of `LeasedTable.rows`, which are those of the Spark source."""
+
 
 class _Head(msgspec.Struct):
     """The answer without its items, from the schema's metadata."""
@@ -42,6 +64,10 @@ class BrowsedTable:
     partition: int
     cursor: str | None
     table: pa.Table
+
+    def ids(self) -> pa.ChunkedArray:
+        """The items' ids, in the table's order, as a column of text."""
+        return _ids(self.incarnation, self.table)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -77,8 +103,30 @@ class LeasedTable:
 
     def ids(self) -> pa.ChunkedArray:
         """The items' ids, in the table's order, as a column of text."""
-        text = pa.utf8()
-        return pc.binary_join_element_wise(self.incarnation, self.table["partition"].cast(text), self.table["offset"].cast(text), ".")
+        return _ids(self.incarnation, self.table)
+
+    def first_other(self, ids: pa.ChunkedArray) -> str | None:
+        """The first of the ids that is of no item in the table; None: there is none."""
+        others = ids.filter(pc.invert(pc.is_in(ids, self.ids().combine_chunks())))
+        return str(others[0].as_py()) if len(others) else None
+
+    def rows(self) -> pa.Table:
+        """The items with the columns and types of `ROWS`, whatever these items have values for, so that such tables can be put together.
+
+        They are in one piece. `id` names an item in its outcome; `origin` is the same in each of its attempts.
+        """
+        table = self.table.combine_chunks()
+        own = _ids(self.incarnation, table, "origin_offset")
+        number = pc.binary_join_element_wise("L", table["lease"].cast(pa.utf8()), "")
+        made = {
+            "id": self.ids(),
+            "origin": pc.coalesce(table["origin"], own) if "origin" in table.schema.names else own,
+            "queue": pa.repeat(self.queue_name, len(table)),
+            "lease_id": pc.binary_join_element_wise(self.incarnation, table["partition"].cast(pa.utf8()), number, "."),
+        }
+        there = {name: table[name] for name in table.schema.names} | made
+        columns = [there[field.name].cast(field.type) if field.name in there else pa.nulls(len(table), field.type) for field in ROWS]
+        return pa.Table.from_arrays(columns, schema=ROWS).combine_chunks()
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -86,6 +134,11 @@ class LeasedTable:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Export the table by Arrow's C stream interface."""
         return self.table.__arrow_c_stream__(requested_schema)
+
+
+def _ids(incarnation: str, table: pa.Table, name: str = "offset") -> pa.ChunkedArray:
+    """The ids of items of the table's partitions, with the offsets of that column."""
+    return pc.binary_join_element_wise(incarnation, table["partition"].cast(pa.utf8()), table[name].cast(pa.utf8()), ".")
 
 
 def write_stream(rows: object) -> bytes:

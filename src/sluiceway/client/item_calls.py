@@ -80,6 +80,14 @@ class Verdict:
     reason: str | None = None
 
 
+class Outcomes(NamedTuple):
+    """Outcomes as an Arrow stream, with the incarnation of their items (None: the queue's present one), and their partitions."""
+
+    incarnation: str | None
+    partitions: Sequence[int]
+    stream: bytes
+
+
 def wire_item(item: object) -> dict[str, object]:
     """The fields of an `Item`, or of one that has only this payload. Raises `invalid_request`."""
     if not isinstance(item, Item):
@@ -169,6 +177,7 @@ def lease(
     complete_lease_ids: Iterable[str] = (),
     *,
     runs: bool = False,
+    payload: bool = True,
 ) -> Call[answers.Leased]:
     ids, lease_ids = listed(complete_ids, "complete_ids"), listed(complete_lease_ids, "complete_lease_ids")
     fields = given(
@@ -181,6 +190,7 @@ def lease(
         partition=partition,
         after_lease=after_lease,
         runs=runs or None,
+        payload=None if payload else False,
         complete=given(ids=ids or None, lease_ids=lease_ids or None) or None,
     )
     # Without a key, a repeat would lease other items, and the first ones would stay leased until their lease runs out.
@@ -290,6 +300,14 @@ def settle(queue_name: str, verdicts: Iterable[Verdict], request_timeout: Durati
     ]
     fields, about = {"queue_name": queue_name, "items": items}, About(queue_name, [verdict.id for verdict in wanted])
     return call("/v1/queue.settle", answers.Staged, fields, request_timeout=request_timeout, about=about)
+
+
+def settle_stream(queue_name: str, incarnation: str, outcomes: Outcomes, request_timeout: Duration | None) -> Call[answers.Staged]:
+    """A settle whose rows are already an Arrow stream."""
+    wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
+    query = given(queue_name=queue_name, incarnation=incarnation, request_timeout=duration_text(request_timeout))
+    about = About(queue_name, numbers=outcomes.partitions)
+    return Call(f"/v1/queue.settle?{urlencode(query)}", outcomes.stream, decoder(answers.Staged).decode, True, wait, ARROW, about=about)
 
 
 def peek(queue_name: str, limit: int, partition: int | None, lease_id: str | None, start: int | None) -> Call[answers.Peeked]:

@@ -19,8 +19,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import IntegralType, StringType, StructType
 
+from sluiceway.client.outcome_rows import check_values
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDULE, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
 from sluiceway.model.chunks import recut
 from sluiceway.spark.options import SinkOptions
 from sluiceway.spark.rows import SCHEMA, join_id
@@ -29,8 +30,6 @@ from sluiceway.spark.sink import QUERY_ID, check_once, in_lower_case
 from sluiceway.spark.spark_errors import ours
 
 log = logging.getLogger("sluiceway.spark")
-
-OUTCOMES = ("done", "retry", "dead")
 
 _IN_A_STREAM = "the stream source closes the leases of its batches itself, once they are in Spark's commit log; leave it out"
 
@@ -238,7 +237,7 @@ def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:
             )
     names = [name for name in batch.schema.names if name in _USED and name != "queue"]
     batch = batch.select(names)
-    _check_values(batch)
+    check_values(batch)
     if "id" in names:
         good = pc.match_substring_regex(batch.column("id"), _ID)
         bad = batch.column("id").filter(pc.invert(good), null_selection_behavior="emit_null")
@@ -249,36 +248,6 @@ def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:
         if "id" not in names and batch.column(name).null_count:
             raise invalid(name, "null is not the position of an item")
     return batch
-
-
-def _check_values(batch: pa.RecordBatch) -> None:
-    """Raises `invalid_request` that names the column and an item, for a value that the server would refuse."""
-
-    def check(name: str, wrong: pa.Array, what: str) -> None:
-        rows = pc.indices_nonzero(wrong)
-        if len(rows):
-            row = rows[0].as_py()
-            value = batch.column(name)[row].as_py()
-            shown = "null" if value is None else repr(value[:40]) if isinstance(value, str) else f"{value:,}"
-            more = f" ({len(rows):,} such rows at once)" if len(rows) > 1 else ""
-            raise invalid(name, f"{shown} of item {_named(batch, row)} {what}{more}")
-
-    outcome = batch.column("outcome")
-    check("outcome", pc.invert(pc.is_in(outcome, pa.array(OUTCOMES))), "is not an outcome; expected done, retry or dead")
-    if "retry_after_ms" in batch.schema.names:
-        after = batch.column("retry_after_ms").cast(pa.int64())
-        out_of_range = pc.or_(pc.less(after, 0), pc.greater(after, MAX_SCHEDULE)).fill_null(False)
-        check("retry_after_ms", out_of_range, f"is not from 0 to {MAX_SCHEDULE:,} milliseconds")
-        alone = pc.and_(after.is_valid(), pc.not_equal(outcome, "retry"))
-        check("retry_after_ms", alone, "requires the outcome retry; it is null with others")
-    if "reason" in batch.schema.names:
-        long = pc.greater(pc.binary_length(batch.column("reason")), MAX_TEXT_BYTES).fill_null(False)
-        check("reason", long, f"is longer than {MAX_TEXT_BYTES:,} bytes")
-
-
-def _named(batch: pa.RecordBatch, row: int) -> str:
-    names = ("id",) if "id" in batch.schema.names else _POSITION
-    return ".".join(str(batch.column(name)[row].as_py())[:64] for name in names)
 
 
 def _check_known(ignored: Sequence[dict[str, str]], queue: str) -> None:

@@ -270,6 +270,7 @@ class AsyncClient:
         partition: int | None = None,
         after_lease: str | None = None,
         runs: bool = False,
+        payload: bool = True,
         complete_ids: Iterable[str] = (),
         complete_lease_ids: Iterable[str] = (),
     ) -> answers.Leased:
@@ -281,7 +282,8 @@ class AsyncClient:
         that partition, raises `stale_ids` if this client has completed a later lease of the partition.
 
         In a queue with `order`, a lease has one item of a key. With `runs` it may have several: handle them in the order of the answer, and
-        none after one that you put back, since those behind it are released with it.
+        none after one that you put back, since those behind it are released with it. Without `payload`, the answer has the leases alone:
+        `peek` and `peek_arrow` read their items.
 
         The same call completes `complete_ids` and `complete_lease_ids`, items and leases that were handled. `completed` has the result, as
         `complete` returns it. If that is None, or the call fails, complete them again, which is safe.
@@ -299,6 +301,7 @@ class AsyncClient:
             complete_ids,
             complete_lease_ids,
             runs=runs,
+            payload=payload,
         )
         return await self._channel.run(call)
 
@@ -410,6 +413,26 @@ class AsyncClient:
         An outcome takes effect when its lease is completed, and is dropped if the lease expires or is released.
         """
         return await self._channel.run(item_calls.settle(queue_name, verdicts, request_timeout))
+
+    async def settle_arrow(self, queue_name: str, rows: object, *, request_timeout: Duration | None = None) -> answers.Staged:
+        """Stage the outcomes of leased items as `settle` does, by row and without a Python object for each.
+
+        `rows` is a pyarrow table, a data frame that exports Arrow, or a dict of columns: `id`, or `partition` and `offset`; `outcome`
+        (`done`, `retry` or `dead`); optionally `retry_after_ms` (milliseconds, with `retry`) and `reason`. Columns of the leased items may
+        stay; any other is an error. There may be any number of rows: each call has up to 10,000, and `request_timeout` is that of a call.
+        If it raises, some outcomes may be staged; staging them again is safe.
+        """
+        from sluiceway.client.outcome_rows import outcome_bodies, outcome_table
+
+        staged, ignored, incarnation = 0, list[answers.Ignored](), ""
+        for outcomes in outcome_bodies(outcome_table(rows)):
+            if outcomes.incarnation is None and not incarnation:
+                incarnation = (await self.queue_info(queue_name)).incarnation
+            call = item_calls.settle_stream(queue_name, outcomes.incarnation or incarnation, outcomes, request_timeout)
+            answer = await self._channel.run(call)
+            staged += answer.staged
+            ignored += answer.ignored
+        return answers.Staged(staged=staged, ignored=ignored)
 
     async def peek(
         self,

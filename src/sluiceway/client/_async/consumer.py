@@ -150,8 +150,8 @@ class AsyncConsumer:
         """Give up to `batch_size` items at a time to `handler` as a `LeasedTable`, up to `concurrency` at once. Otherwise like `run`.
 
         `leased.table` has the columns that docs/reference/api.md lists for Arrow, and `leased.ids()` the ids. The items are completed
-        when the handler returns. It may return a mapping of ids to outcomes, as in `run_batches`. Nothing is prefetched: with a
-        `concurrency` of 2, a table is leased while another one is handled.
+        when the handler returns. It may return a mapping of ids to outcomes, as in `run_batches`, or a data frame of outcomes, as
+        `Client.settle_arrow` takes it. Nothing is prefetched: with a `concurrency` of 2, a table is leased while another one is handled.
         """
         from sluiceway.client._async.table_loop import TableLoop
 

@@ -13,11 +13,13 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from sluiceway.client import item_calls
+from sluiceway.client.answers import Staged
 from sluiceway.client.arrow import LeasedTable, read_leased
 from sluiceway.client.consumer_common import DeadItem, RetryItem, check_returned, logged_error, named_outcomes, put_back, tell_problem
 from sluiceway.client.errors import CallError
 from sluiceway.client.item_calls import Check, Verdict
 from sluiceway.client.lease_manager import is_final
+from sluiceway.client.outcome_rows import outcome_bodies, outcome_ids, outcome_table
 from sluiceway.client.protocol import Call, backoff
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
@@ -125,8 +127,8 @@ class TableLoop:
         finally:
             keeping.cancel()
 
-    async def _outcome(self, leased: LeasedTable, handler: TableHandler) -> list[Verdict] | BaseException | None:
-        """The outcomes other than done, the handler's exception, or None if it was abandoned."""
+    async def _outcome(self, leased: LeasedTable, handler: TableHandler) -> list[Call[Staged]] | BaseException | None:
+        """The calls that stage the outcomes which the handler returned, its exception, or None if it was abandoned."""
 
         async def handle() -> object:
             return await handler(leased)
@@ -143,7 +145,7 @@ class TableLoop:
         try:
             returned = running.result()
             check_returned(returned)
-            return _verdicts(leased, returned) if isinstance(returned, Mapping) else []
+            return _staging(leased, returned)
         except BaseException as error:
             if not isinstance(error, RetryItem | DeadItem):
                 log.warning("queue %s: handling %d items failed", self._queue_name, len(leased), exc_info=logged_error(error))
@@ -151,7 +153,7 @@ class TableLoop:
                 raise
             return error
 
-    async def _settle(self, leased: LeasedTable, outcome: list[Verdict] | BaseException | None, handler_time: Millis) -> None:
+    async def _settle(self, leased: LeasedTable, outcome: list[Call[Staged]] | BaseException | None, handler_time: Millis) -> None:
         name, lease_ids = self._queue_name, leased.lease_ids
         if outcome is None:
             log.warning("queue %s: %d items were released before their handler was done", name, len(leased))
@@ -163,8 +165,8 @@ class TableLoop:
             for at in range(0, len(wanted), MAX_ITEMS_JSON):
                 await self._repeat(item_calls.retry(name, wanted[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT, Check()))
             return
-        for at in range(0, len(outcome), MAX_ITEMS_JSON):
-            if not await self._repeat(item_calls.settle(name, outcome[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT)):
+        for call in outcome:
+            if not await self._repeat(call):
                 # To complete the leases now would complete these items, too. They are offered again instead.
                 return
         await self._repeat(item_calls.complete(name, (), lease_ids, SETTLE_TIMEOUT, Check(), [(handler_time, len(leased))]))
@@ -200,10 +202,27 @@ class TableLoop:
                 await self._attempt(call)
 
 
-def _verdicts(leased: LeasedTable, returned: Mapping[Any, object]) -> list[Verdict]:
-    """The outcomes that a handler named. Raises TypeError as `named_outcomes` does."""
-    wanted = named_outcomes(set(leased.ids().to_pylist()) if returned else (), returned).values()
-    return [Verdict(each.id, "dead" if each.dead else "retry", each.retry_after, each.reason) for each in wanted]
+def _staging(leased: LeasedTable, returned: object) -> list[Call[Staged]]:
+    """The calls that stage what a handler returned: ids with their outcomes, or rows of outcomes.
+
+    Raises TypeError as `named_outcomes` does, for rows of other items, and for a data frame that was not computed; `invalid_request` for
+    rows that are no outcomes.
+    """
+    name = leased.queue_name
+    if isinstance(returned, Mapping):
+        wanted = named_outcomes(set(leased.ids().to_pylist()) if returned else (), returned).values()
+        verdicts = [Verdict(each.id, "dead" if each.dead else "retry", each.retry_after, each.reason) for each in wanted]
+        portions = [verdicts[at : at + MAX_ITEMS_JSON] for at in range(0, len(verdicts), MAX_ITEMS_JSON)]
+        return [item_calls.settle(name, portion, SETTLE_TIMEOUT) for portion in portions]
+    if not hasattr(returned, "__arrow_c_stream__"):
+        if hasattr(returned, "collect"):
+            raise TypeError(f"the handler returned a {type(returned).__name__}, which was not computed: return what `collect` gives")
+        return []
+    table = outcome_table(returned)
+    if other := leased.first_other(outcome_ids(table, leased.incarnation)):
+        raise TypeError(f"a handler returns outcomes of its items, not of {other!r}")
+    bodies = outcome_bodies(table)
+    return [item_calls.settle_stream(name, each.incarnation or leased.incarnation, each, SETTLE_TIMEOUT) for each in bodies]
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[T], grace: float = 0.0) -> T | None:
