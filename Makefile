@@ -25,7 +25,7 @@ LINTED := src simulation spec bench tests tools conformance
 # time than cores.
 PARALLEL = -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder
 COMMA := ,
-# All that a user may install.
+# All that a user may install, but for the Ray of `sluiceway-client[ray]`: a Ray cluster brings its own.
 LOCKED = $(UV) export --locked --all-extras --no-dev --no-emit-workspace --quiet
 
 help: ## List the targets
@@ -218,10 +218,10 @@ test-upgrade: setup ## Upgrade a cluster and a server under load, there and back
 test-spark: setup ## Kill drivers, tasks and servers at every stage of real Spark queries, with a ledger over the sinks (ARGS='kills --rounds 1': some of it)
 	@$(BIN)/python -m tests.campaigns.spark $(ARGS)
 
-# An environment of its own, as Daft allows no pyarrow as new as that of the others.
-test-engines: $(UV) $(ASSETS) ## Polars, DuckDB, pandas and Daft on leased items, in build/engines (TORCH=1: PyTorch, too, of 5 GB)
+# An environment of its own: these take half a gigabyte that no other test needs.
+test-engines: $(UV) $(ASSETS) ## Polars, DuckDB, pandas, Daft and Ray Data on leased items, with killed workers, in build/engines (TORCH=1: PyTorch, too, of 5 GB)
 	@$(UV_HERE) UV_PROJECT_ENVIRONMENT=build/engines $(UV) sync --locked --all-extras --group engines $(if $(TORCH),--group torch) --quiet --python .tools/bin/python
-	@SLUICEWAY_TEST_ENGINES=daft$(if $(TORCH),$(COMMA)torch) build/engines/bin/python -m pytest tests/engines $(ARGS)
+	@SLUICEWAY_TEST_ENGINES=daft,ray$(if $(TORCH),$(COMMA)torch) build/engines/bin/python -m pytest tests/engines $(ARGS)
 
 test-incidents: setup ## Stage incidents on a real server: each is named within 15 s, and a healthy run (MINUTES=1) names none
 	@MINUTES=$(or $(MINUTES),1) $(BIN)/python -m tests.campaigns.incidents $(ARGS)

@@ -14,7 +14,8 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,30 @@ def torch(client: Client, items: int) -> int:
     return total
 
 
+def ray(client: Client, items: int) -> int:
+    """One job: read, measure, settle."""
+    data: Any = importlib.import_module("ray.data")
+    from sluiceway.ray import QueueSource, SettleSink
+
+    class Total(data.Datasink):  # type: ignore[misc]
+        total = 0
+
+        def write(self, blocks: Any, ctx: Any) -> int:
+            return sum(pc.sum(block["bytes"]).as_py() for block in blocks)
+
+        def on_write_complete(self, write_result: Any) -> None:
+            self.total = sum(write_result.write_returns)
+
+    def sizes(table: pa.Table) -> pa.Table:
+        return pa.table({"id": table["id"], "bytes": pc.binary_length(table["payload"])})
+
+    with QueueSource(QUEUE, url=_url(client), max_items=items, columns=["payload"]) as source:
+        rows = data.read_datasource(source, override_num_blocks=max(4, items // 10_000))
+        total = Total()
+        rows.map_batches(sizes, batch_format="pyarrow").write_datasink(SettleSink(source, after=total))
+        return total.total
+
+
 ENGINES: dict[str, Callable[[Client, int], int]] = {
     "pyarrow": pyarrow,
     "polars": polars,
@@ -87,6 +112,7 @@ ENGINES: dict[str, Callable[[Client, int], int]] = {
     "pandas": pandas,
     "daft": daft,
     "torch": torch,
+    "ray": ray,
 }
 
 
@@ -101,6 +127,21 @@ def fill(client: Client, items: int, size: int) -> None:
         client.produce_arrow(QUEUE, pa.table({"payload": pa.array([os.urandom(size) for _ in range(count)], pa.binary())}))
 
 
+@contextmanager
+def started(names: Sequence[str]) -> Iterator[None]:
+    """What an engine starts once, and not for each job."""
+    if "ray" not in names:
+        yield
+        return
+    engine: Any = importlib.import_module("ray")
+    engine.init(num_cpus=2, object_store_memory=500 << 20, include_dashboard=False, log_to_driver=False)
+    importlib.import_module("ray.data").DataContext.get_current().enable_progress_bars = False
+    try:
+        yield
+    finally:
+        engine.shutdown()
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench engines", description=__doc__)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
@@ -111,8 +152,9 @@ def main(arguments: Sequence[str]) -> int:
     names = [name for name in given.engines if importlib.util.find_spec(name)]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}")
     print(f"left out: {', '.join(sorted({*given.engines} - {*names})) or 'none'}")
-    for at, size in enumerate(given.bytes):
-        measure(names, given.items // 10**at, size, given.rounds)
+    with started(names):
+        for at, size in enumerate(given.bytes):
+            measure(names, given.items // 10**at, size, given.rounds)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The blocks of the guide that need an engine which `make test` does without: they run."""
+"""The guides to the engines that `make test` does without: their blocks run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work.mkdir()
     with ServerProcess(tmp_path / "data") as server:
         check([page], server.url, work, strict=False)
+
+
+def test_the_page_of_ray(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine("ray")
+    run(repository / "docs/guides/ray.md", tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "module"), [("Daft", "daft"), ("PyTorch", "torch")])

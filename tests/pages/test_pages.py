@@ -44,6 +44,7 @@ AT_ONCE = (
 SPARK = ("guides/from-kafka.md", "tutorials/spark.md")
 """Run by tests/spark/test_spark_docs.py, in one Spark session: the first starts it, the last stops it."""
 ELSEWHERE = {
+    "guides/ray.md": "tests/engines/test_engine_pages.py",
     "guides/groups.md": "tests/group/test_group_member.py",
     "guides/testing.md": "tests/client/test_client_testing.py",
 }
