@@ -15,10 +15,12 @@ import pytest
 from sluiceway.adapters import system
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.contract.queue_stats import PartitionStats
+from sluiceway.core.queue.tickets import Ticket
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local import queries
 from sluiceway.local.blob_cache import ENTRY_BYTES
+from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.local.row_fetcher import RowFetcher
 from sluiceway.model.items import batch_from_rows, stored_schema
 from sluiceway.model.outcomes import Outcome
@@ -312,6 +314,27 @@ async def test_a_queue_whose_creation_ended_unknown_is_served(tmp_path: Path, mo
         assert again.value.code == "queue_exists"
         await produce(service, "q", "a")
         assert payloads((await lease(service, "q")).batches) == ["a"]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@driven
+async def test_a_lease_of_a_partition_that_is_not_to_wait_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    waits: list[int] = []
+    submit = QueueDriver.submit
+
+    def noted(self: QueueDriver, request: Any, payload: bool = True) -> Ticket:
+        waits.append(request.request_timeout)
+        return submit(self, request, payload)
+
+    monkeypatch.setattr(QueueDriver, "submit", noted)
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q", 2))
+        for timeout in (0, 20):
+            assert not (await service.lease("q", Lease("c", 1, timeout, lease_key=key, partition=1))).leases
+        assert waits[0] == 0
+        assert 0 < waits[1] <= 20
 
 
 @driven

@@ -680,11 +680,12 @@ def timeout_of(request: Any) -> Millis:
 
 
 def timed(request: Any, deadline: Millis) -> Any:
-    """Return the request with the time left until the deadline as its timeout."""
+    """Return the request with the time left until the deadline as its timeout. A lease that does not wait for items still does not: its
+    deadline is for reaching the owner."""
     if isinstance(request, LeaseAnywhere):
         return LeaseAnywhere(timed(request.lease, deadline))
     left = max(0, deadline - system.now())
-    return replace(request, request_timeout=left) if getattr(request, "request_timeout", left) != left else request
+    return replace(request, request_timeout=left) if getattr(request, "request_timeout", 0) not in (0, left) else request
 
 
 async def _outcome(asked: Awaitable[T]) -> T | Exception:
