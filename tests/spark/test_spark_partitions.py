@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.spark.offsets import Offset
+from sluiceway.spark.offsets import Offset, Part
 from sluiceway.spark.options import source_options
 from sluiceway.spark.source import LeaseStreamReader, Task
 from tests.spark.spark_world import Server, server, until
@@ -124,7 +124,7 @@ def test_only_the_partitions_that_are_named_are_read_each_its_part(world: Server
     found = list(rows(driver, start, end))
     assert [sum(row["partition"] == number for row in found) for number in (1, 3)] == [10, 10]
     # A driver that died finds them again, and no others.
-    assert reader(world, queue, partitions="1,3")._lease(Offset.parse(start), ReadMaxRows(20)).keys() == {(queue, 1), (queue, 3)}
+    assert reader(world, queue, partitions="1,3")._lease(Offset.parse(start), ReadMaxRows(20)).keys() == {Part(queue, 1), Part(queue, 3)}
     assert world.count(queue, "total_leased") == len(found) == 20
     driver.prepareForTriggerAvailableNow()
     at = end

@@ -454,10 +454,10 @@ def test_only_a_trigger_that_has_nothing_waits_at_the_server(world: Server, monk
     waits: list[object] = []
     call = Client.call
 
-    def note(self: Client, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+    def note(self: Client, path: str, body: Mapping[str, object], patience: Millis | None = None) -> dict[str, Any]:
         if path == "/v1/queue.lease":
             waits.append(body["request_timeout"])
-        return call(self, path, body)
+        return call(self, path, body, patience)
 
     monkeypatch.setattr(Client, "call", note)
     one, other = world.create("waits-1"), world.create("waits-2")

@@ -7,6 +7,7 @@ their keys, continues where it stopped, and leaves none behind.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,13 +30,15 @@ _ENOUGH = 0.9
 
 class Admission:
     """Takes leases for `consumer`. `most_bytes`: approximate payload bytes of one `take`; None: unlimited. `runs`: number of leases, at
-    least, for which several items of a key are asked for; 0: they are not."""
+    least, for which several items of a key are asked for; 0: they are not. `patience`: how long a call is repeated, in ms; None: as long
+    as the client does."""
 
-    def __init__(self, client: Client, consumer: str, most_bytes: int | None, runs: int = 0) -> None:
+    def __init__(self, client: Client, consumer: str, most_bytes: int | None, runs: int = 0, patience: Millis | None = None) -> None:
         self._client = client
         self._consumer = consumer
         self._most_bytes = most_bytes
         self._runs = runs
+        self._patience = patience
 
     def take(
         self,
@@ -76,10 +79,11 @@ class Admission:
                     "request_timeout": format_duration(0 if calls else wait),
                     "payload": False,
                 },
+                self._patience,
             )
             if not answer["leases"]:
                 break
-            taken = [HeldLease(lease["lease_id"], lease["count"]) for lease in answer["leases"]]
+            taken = _held(answer)
             leases += taken
             calls += 1
             count = sum(lease.count for lease in taken)
@@ -90,6 +94,26 @@ class Admission:
                 if nbytes >= _ENOUGH * self._most_bytes or nbytes + average > self._most_bytes:
                     break
         return leases
+
+    def find(self, queue: str, key: str, lease_timeout: Millis, partition: int | None = None) -> list[HeldLease]:
+        """The leases that earlier calls of `take` have taken under that key. Leases nothing."""
+        leases: list[HeldLease] = []
+        calls = 0
+        while True:
+            body = {
+                "queue_name": queue,
+                "client_id": self._consumer,
+                "lease_key": f"{key}/{calls}",
+                # No item is before these offsets.
+                "before_offsets": {},
+                "lease_timeout": format_duration(lease_timeout),
+                "payload": False,
+            }
+            answer = self._client.call("/v1/queue.lease", body if partition is None else {**body, "partition": partition}, self._patience)
+            if not answer["leases"]:
+                return leases
+            leases += _held(answer)
+            calls += 1
 
     def _fitting(self, nbytes: float, average: float) -> int:
         """The number of items of that size that fit; at least one, and few if their size is unknown."""
@@ -117,13 +141,17 @@ class Admission:
 
     def _sizes(self, body: dict[str, object]) -> pa.ChunkedArray:
         try:
-            found = self._client.fetch_arrow("/v1/queue.peek", body).read_all()
+            found = self._client.fetch_arrow("/v1/queue.peek", body, self._patience).read_all()
         except SluicewayError as error:
             if error.code != "lease_not_found":
                 raise
             # It ran out this very moment; the read of the batch reports that.
             return pa.chunked_array([], pa.int32())
         return pc.binary_length(found.column("payload"))
+
+
+def _held(answer: Mapping[str, Any]) -> list[HeldLease]:
+    return [HeldLease(lease["lease_id"], lease["count"]) for lease in answer["leases"]]
 
 
 def _average(samples: list[pa.ChunkedArray]) -> float:

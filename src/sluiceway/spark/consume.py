@@ -15,11 +15,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark.admission import Admission
+from sluiceway.spark.batch_leases import portions
 from sluiceway.spark.columns import JsonColumns
 from sluiceway.spark.offsets import HeldLease, Offset
 from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.server_calls import Client
-from sluiceway.spark.source import Task, extend, portions, read_slices
+from sluiceway.spark.source import Task, extend, read_slices
 
 _KEY = "read"
 """Prefix of these leases' keys; those of a stream begin with its nonce."""
@@ -48,7 +49,7 @@ def give_back(options: SourceOptions, leases: tuple[HeldLease, ...]) -> None:
     client = Client(options.server)
     try:
         for queue, some in portions(leases, options):
-            client.call("/v1/queue.release", {"queue_name": queue, "lease_ids": some})
+            client.call("/v1/queue.release", {"queue_name": queue, "lease_ids": [lease.lease_id for lease in some]})
     finally:
         client.close()
 

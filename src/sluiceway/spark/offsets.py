@@ -7,10 +7,37 @@ decides what a replay reads is in the offset, not in options that may change bet
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+
+
+class Part(NamedTuple):
+    """What a batch leases from: a queue, or one partition of it. `alone`: since the queue as a whole could not be leased from."""
+
+    queue: str
+    partition: int | None = None
+    alone: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its name for people."""
+        return self.queue if self.partition is None else f"partition {self.partition} of {self.queue}"
+
+    @property
+    def text(self) -> str:
+        """Its name in an offset. A queue's name has neither of the marks."""
+        return self.queue if self.partition is None else f"{self.queue}{'/' if self.alone else ':'}{self.partition}"
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        for mark in "/:":
+            queue, found, number = text.partition(mark)
+            if found:
+                return cls(queue, int(number), mark == "/")
+        return cls(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +63,8 @@ class Slice:
 class Offset:
     """One micro-batch. `nonce` distinguishes two checkpoints of one consumer; `sequence` counts a checkpoint's batches from 1.
 
-    With `runs` no lease is divided among tasks: its items of a key have to be handled in order.
+    With `runs` no lease is divided among tasks: its items of a key have to be handled in order. `unanswered`: the batches whose keys may
+    have leases at a part that no batch has. `unclosed`: leases of earlier batches, whose partitions were away when they were to be closed.
     """
 
     nonce: str
@@ -44,24 +72,38 @@ class Offset:
     leases: tuple[HeldLease, ...] = ()
     rows_per_task: int = MAX_ITEMS_ARROW
     runs: bool = False
+    unanswered: tuple[tuple[Part, tuple[int, ...]], ...] = ()
+    unclosed: tuple[HeldLease, ...] = ()
 
     @classmethod
     def parse(cls, offset: dict[str, object]) -> Offset:
-        named = json.loads(str(offset["leases"]))
-        by_queue = named if isinstance(named, dict) else {"": named}
-        leases = tuple(HeldLease(lease_id, count, queue) for queue, some in by_queue.items() for lease_id, count in some)
         rows_per_task, runs = int(str(offset["rows_per_task"])), bool(offset.get("runs", False))
-        return cls(str(offset["nonce"]), int(str(offset["sequence"])), leases, rows_per_task, runs)
+        unanswered = json.loads(str(offset.get("unanswered", "{}")))
+        return cls(
+            str(offset["nonce"]),
+            int(str(offset["sequence"])),
+            _parse_leases(str(offset["leases"])),
+            rows_per_task,
+            runs,
+            tuple((Part.parse(text), tuple(numbers)) for text, numbers in unanswered.items()),
+            _parse_leases(str(offset.get("unclosed", "[]"))),
+        )
 
     def to_dict(self) -> dict[str, object]:
         """Keys in alphabetical order; the leases as one string, since Spark takes no lists. Leases of several queues are grouped by
-        queue. `runs` is there only if it holds, so that the offsets of other batches are those of earlier releases."""
-        by_queue: dict[str, list[list[object]]] = {}
-        for lease in self.leases:
-            by_queue.setdefault(lease.queue, []).append([lease.lease_id, lease.count])
-        leases = json.dumps(by_queue.get("", []) if by_queue.keys() <= {""} else by_queue, separators=(",", ":"))
+        queue. `runs`, `unanswered` and `unclosed` are there only if they say something, so that other offsets are those of earlier
+        releases."""
         runs = {"runs": True} if self.runs else {}
-        return {"leases": leases, "nonce": self.nonce, "rows_per_task": self.rows_per_task, **runs, "sequence": self.sequence}
+        unanswered = {part.text: numbers for part, numbers in self.unanswered}
+        return {
+            "leases": _leases_text(self.leases),
+            "nonce": self.nonce,
+            "rows_per_task": self.rows_per_task,
+            **runs,
+            "sequence": self.sequence,
+            **({"unanswered": json.dumps(unanswered, separators=(",", ":"))} if unanswered else {}),
+            **({"unclosed": _leases_text(self.unclosed)} if self.unclosed else {}),
+        }
 
     def following(self, leases: Sequence[HeldLease], min_partitions: int, runs: bool = False) -> Offset:
         """The offset of the next batch, cut into at least `min_partitions` tasks if it has that many items (with `runs`: leases)."""
@@ -104,3 +146,16 @@ class Offset:
                     task, room = [], self.rows_per_task
         if task:
             yield tuple(task)
+
+
+def _leases_text(leases: Iterable[HeldLease]) -> str:
+    by_queue: dict[str, list[list[object]]] = {}
+    for lease in leases:
+        by_queue.setdefault(lease.queue, []).append([lease.lease_id, lease.count])
+    return json.dumps(by_queue.get("", []) if by_queue.keys() <= {""} else by_queue, separators=(",", ":"))
+
+
+def _parse_leases(text: str) -> tuple[HeldLease, ...]:
+    named = json.loads(text)
+    by_queue = named if isinstance(named, dict) else {"": named}
+    return tuple(HeldLease(lease_id, count, queue) for queue, some in by_queue.items() for lease_id, count in some)

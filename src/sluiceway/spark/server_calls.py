@@ -55,8 +55,8 @@ class Client:
     """A server, for one thread; with `direct` also the other instances of its cluster. The key is read for each call, so that it can be
     replaced while a query runs.
 
-    A call is retried as `Channel.run` does, for `request_timeout` (ms; the last attempt may take a second more), then raises the last
-    error. All errors are `SluicewayError`s, with the server's code and detail.
+    A call is retried as `Channel.run` does, for `request_timeout` or a shorter `patience` (ms; the last attempt may take a second more),
+    then raises the last error. All errors are `SluicewayError`s, with the server's code and detail.
 
     With `direct`, a call on partitions of one instance goes there first; unless that succeeds, the configured server is asked as usual. The
     key is sent to the addresses in `queues.info` that have the server's own scheme; redirects are never followed. The server's certificate
@@ -73,9 +73,9 @@ class Client:
         """The `request_timeout` for a call's body."""
         return format_duration(min(SERVER_WAIT, self._server.request_timeout))
 
-    def call(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+    def call(self, path: str, body: Mapping[str, object], patience: Millis | None = None) -> dict[str, Any]:
         """Send JSON, return JSON."""
-        return self._run(protocol.call(path, dict, body, about=about(body)))
+        return self._run(protocol.call(path, dict, body, about=about(body)), patience)
 
     def send_arrow(self, path: str, query: Mapping[str, object], batch: pa.RecordBatch) -> dict[str, Any]:
         """Send one Arrow stream of one batch, return JSON."""
@@ -90,29 +90,30 @@ class Client:
         read = protocol.decoder(dict).decode
         return self._run(Call(f"{path}?{urlencode(query)}", body, read, True, content_type=ARROW, about=where))
 
-    def fetch_arrow(self, path: str, body: Mapping[str, object]) -> pa.RecordBatchReader:
+    def fetch_arrow(self, path: str, body: Mapping[str, object], patience: Millis | None = None) -> pa.RecordBatchReader:
         """Send JSON, return one Arrow stream."""
         call = protocol.call(path, dict, body, about=about(body))
-        return self._run(call.as_arrow(lambda answer: pa.ipc.open_stream(pa.py_buffer(answer))))
+        return self._run(call.as_arrow(lambda answer: pa.ipc.open_stream(pa.py_buffer(answer))), patience)
 
     def close(self) -> None:
         self._connections.close()
 
-    def _run(self, call: Call[T]) -> T:
+    def _run(self, call: Call[T], patience: Millis | None = None) -> T:
         server = self._server
+        tried = server.request_timeout if patience is None else min(patience, server.request_timeout)
         key = _key(server.api_key)
         if self._channel is None or self._channel.endpoint.api_key != key:
             endpoint = Endpoint(server.url, key)
             self._channel = Channel(endpoint, server.request_timeout / 1000, direct=server.direct, transport=self._connections)
-        self._connections.deadline = time.monotonic() + server.request_timeout / 1000
+        self._connections.deadline = time.monotonic() + tried / 1000
         try:
-            return self._channel.run(call)
+            return self._channel.run(call, tried / 1000)
         except CallError as error:
             detail = f"{error.detail} ({call.path.partition('?')[0]})"
             if error.code in _ADVICE:
                 detail += f"; {_ADVICE[error.code]}"
             if error.retryable:
-                detail += f" (tried for {format_duration(server.request_timeout)}; option requestTimeout)"
+                detail += f" (tried for {format_duration(tried)}; option requestTimeout)"
             elif error.code == "unavailable":
                 detail += "; options url and caFile"
             raise SluicewayError(error.code if error.code in KINDS else "internal", detail, error.field) from None

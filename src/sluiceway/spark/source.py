@@ -3,7 +3,7 @@
 Exact replay: the offset that Spark logs before a batch runs names the batch's leases, and a lease always reads the same. Harmless crashes:
 leases are taken under a key made from the start offset, so a driver that died before Spark logged the batch finds them again. Leases are
 closed in the next `latestOffset`, whose `start` is in Spark's commit log by then; Spark's own `commit` comes a batch later and is not
-needed.
+needed. What cannot be leased or closed because a partition is away is in the next offset, and is made up for when it is back.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -25,11 +26,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_ITEMS_JSON
-from sluiceway.spark.admission import Admission
+from sluiceway.spark.batch_leases import IDLE_WAIT, PATIENCE, BatchLeases, Limits, close, portions
 from sluiceway.spark.collector import spare_collector
 from sluiceway.spark.columns import JsonColumns
-from sluiceway.spark.offsets import HeldLease, Offset, Slice
+from sluiceway.spark.offsets import HeldLease, Offset, Part, Slice
 from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.rows import SCHEMA, to_rows
 from sluiceway.spark.server_calls import Client
@@ -39,8 +39,8 @@ log = logging.getLogger("sluiceway.spark")
 _UNLOGGED_HOLD: Millis = 5 * 60_000
 """Lease timeout of a checkpoint's first batch until Spark has logged it: before that, its nonce is stored nowhere."""
 
-_IDLE_WAIT: Millis = 500
-"""Timeout of a trigger's wait at the server for a first item. Spark asks again 10 ms after an empty answer."""
+_EXTEND_AGAIN: Millis = 1_000
+"""Pause before leases that could not be extended are tried again."""
 
 _DONE = ("completed", "settled")
 """Reasons of leases that this query closed itself. The server says `settled` once it has forgotten the details."""
@@ -70,13 +70,6 @@ class Task(InputPartition):
         self.slices = slices
 
 
-class Part(NamedTuple):
-    """A source of an equal part of each batch: a queue, or one partition of it."""
-
-    queue: str
-    partition: int | None = None
-
-
 class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's reader. Spark keeps one in its own process beside the driver, and copies for tasks.
 
@@ -89,7 +82,10 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._nonce = uuid.uuid4().hex[:12]
         self._client: Client | None = None
         self._keeper: LeaseKeeper | None = None
+        self._leases: BatchLeases | None = None
         self._closed_sequence = 0
+        self._unclosed: tuple[HeldLease, ...] = ()
+        """Of the batches up to `_closed_sequence`: leases in partitions that are away."""
         self._leased_sequence = 0
         self._committed_sequence = 0
         self._partitions_checked = False
@@ -116,10 +112,11 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         by_part = self._lease(at, limit)
         several = len(self._options.queues) > 1
         leases = [replace(lease, queue=part.queue if several else "") for part, some in by_part.items() for lease in some]
-        if not leases:
+        if not leases or self._leases is None:
             return start
         self._leased_sequence = at.sequence + 1
-        return self._named(at.following(leases, self._options.min_partitions, self._options.runs))
+        following = at.following(leases, self._options.min_partitions, self._options.runs)
+        return self._named(replace(following, unanswered=self._leases.unanswered, unclosed=self._unclosed))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Note that the batch ending at `end` is in Spark's logs. Its leases are closed in `latestOffset`; see `_check_logged`."""
@@ -140,7 +137,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._keeper is None:
             self._checked()
             self._keeper = LeaseKeeper(self._options)
-        gone = self._keeper.hold(batch.leases)
+        gone = self._keeper.hold(batch.leases, batch.unclosed)
         if gone and self._options.fail_on_lease_loss:
             first, reason = next(iter(gone.items()))
             raise SluicewayError("lease_not_found", _lost(first, reason))
@@ -186,26 +183,32 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._client
 
     def _close(self, at: Offset) -> None:
-        """Close the leases of the batch that ends at `at`, which Spark has committed.
+        """Close the leases of the batch that ends at `at`, which Spark has committed, and those that earlier batches have left.
 
-        The items of leases that ran out before are served again, although the batch is done. After a restart that raises `lease_not_found`,
-        unless `fail_on_lease_loss` is off; for a batch of this run it is only a warning, since its query continues.
+        Leases in partitions that are away are closed by a later call. The items of leases that ran out before are served again, although
+        the batch is done. After a restart that raises `lease_not_found`, unless `fail_on_lease_loss` is off; for a batch of this run it is
+        only a warning, since its query continues.
         """
-        if self._closed_sequence >= at.sequence:
+        if self._closed_sequence < at.sequence:
+            leases, were_away = (*at.unclosed, *at.leases), bool(at.unclosed)
+            if self._keeper is not None:
+                self._keeper.release()
+        else:
+            leases, were_away = self._unclosed, True
+        if not leases:
+            self._closed_sequence, self._unclosed = max(self._closed_sequence, at.sequence), ()
             return
-        if self._keeper is not None:
-            self._keeper.release()
-        lost: dict[str, str] = {}
-        for queue, some in portions(at.leases, self._options):
-            answer = self._checked().call("/v1/queue.complete", {"queue_name": queue, "lease_ids": some})
-            # A repeated call, or a restart, finds leases that this query has closed before.
-            lost |= {entry["id"]: entry["reason"] for entry in answer["ignored"] if entry["reason"] not in _DONE}
+        # A repeated call, or a restart, finds leases that this query has closed before.
+        gone, left = close(self._checked(), leases, self._options, were_away=were_away)
+        lost = {lease_id: reason for lease_id, reason in gone.items() if reason not in _DONE}
         if lost:
-            what = _not_closed(at, lost, self._options)
+            what = _not_closed(at, leases, lost, self._options)
             if self._keeper is None and self._options.fail_on_lease_loss:
                 raise SluicewayError("lease_not_found", f"{what}. {_DONE_AGAIN}")
             log.warning("%s", what)
-        self._closed_sequence = at.sequence
+        if left and not were_away:
+            log.warning("batch %d is done; %d of its leases are closed when their partitions are back", at.batch_id, len(left))
+        self._closed_sequence, self._unclosed = max(self._closed_sequence, at.sequence), left
 
     def _parts(self) -> list[Part]:
         """The sources to lease from. Skips partitions that the queue no longer has: their items are elsewhere."""
@@ -243,27 +246,15 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not parts:
             if not self._available_now:
                 # Spark asks again at once.
-                time.sleep(_IDLE_WAIT / 1000)
+                time.sleep(IDLE_WAIT / 1000)
             return {}
+        if self._leases is None:
+            self._leases = BatchLeases(self._checked(), options, self._nonce)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize
         nbytes = None if isinstance(limit, ReadAllAvailable) else options.max_bytes_per_trigger
-        most_bytes, runs = None if nbytes is None else max(1, nbytes // len(parts)), options.min_partitions if options.runs else 0
-        admission = Admission(self._checked(), options.consumer, most_bytes, runs)
         lease_timeout = options.hold_for if at.sequence else min(_UNLOGGED_HOLD, options.hold_for)
-        leases: dict[Part, list[HeldLease]] = {}
-        for part in parts:
-            share = max(1, most // len(parts))
-            waits = not self._available_now and not any(leases.values())
-            wait = _IDLE_WAIT // len(parts) if waits else 0
-            key, tails = f"{at.nonce}/{at.sequence + 1}", self._tails.get(part.queue)
-            try:
-                leases[part] = admission.take(part.queue, key, share, lease_timeout, wait, part.partition, tails)
-            except SluicewayError as error:
-                if error.field != "partition":
-                    raise
-                # A rebalance has removed it since `_parts`. Nothing was leased in it, or it would still exist.
-                leases[part] = []
-        return leases
+        limits = Limits(most, nbytes, lease_timeout, not self._available_now, self._tails)
+        return self._leases.take(at, parts, limits.divided(len(parts)))
 
     def _note_tails(self) -> None:
         """Record each partition's end when an `availableNow` run begins: items that arrive or return later are for the next run."""
@@ -304,52 +295,71 @@ class RefusedReader(LeaseStreamReader):
 
 
 class LeaseKeeper:
-    """Holds the leases of the batch in flight: a thread extends them at once and then every third of `holdFor`."""
+    """Holds the leases of the batch in flight: a thread extends them at once and then every third of `holdFor`. So it does with those of
+    earlier batches that could not be closed, as far as their partitions are open."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._held: tuple[HeldLease, ...] = ()
+        self._unclosed: tuple[HeldLease, ...] = ()
         self._client = Client(options.server)
         threading.Thread(target=self._run, name="sluiceway-lease-keeper", daemon=True).start()
 
-    def hold(self, leases: tuple[HeldLease, ...]) -> dict[str, str]:
-        """Hold these leases. Returns the ones that are gone, with the reasons: their items cannot be read as logged."""
+    def hold(self, leases: tuple[HeldLease, ...], unclosed: tuple[HeldLease, ...] = ()) -> dict[str, str]:
+        """Hold these leases. Returns those of `leases` that are gone, with the reasons: their items cannot be read as logged."""
         with self._lock:
-            self._held = leases
+            self._held, self._unclosed = leases, unclosed
             return self._extend()
 
     def release(self) -> None:
         with self._lock:
-            self._held = ()
+            self._held = self._unclosed = ()
 
     def stop(self) -> None:
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._options.hold_for / 3000):
-            with self._lock:
-                try:
-                    if gone := self._extend():
-                        log.warning("leases lost while their batch runs, so their items are served again: %s", ", ".join(gone))
-                except SluicewayError as error:
-                    log.warning("leases were not extended, will retry: %s", error)
+        usual = pause = self._options.hold_for / 3000
+        while not self._stopped.wait(pause):
+            # One at a time: the driver must not wait for the lock as long as a partition is away.
+            done = [self._try(partial(self._extend, PATIENCE)), self._try(self._extend_unclosed)]
+            pause = usual if all(done) else min(usual, _EXTEND_AGAIN / 1000)
         self._client.close()
 
-    def _extend(self) -> dict[str, str]:
+    def _try(self, extends: Callable[[], dict[str, str]]) -> bool:
+        """Extend leases; log what is lost. False: some were not extended."""
+        try:
+            with self._lock:
+                gone = extends()
+        except SluicewayError as error:
+            log.warning("leases were not extended, will retry: %s", error)
+            return False
+        if gone:
+            log.warning("leases lost while their batch runs, so their items are served again: %s", ", ".join(gone))
+        return True
+
+    def _extend(self, patience: Millis | None = None) -> dict[str, str]:
         """Extend the held leases; drop and return the ones that are gone, with the reasons."""
-        gone = extend(self._client, self._held, self._options)
+        gone = extend(self._client, self._held, self._options, patience)
         self._held = tuple(lease for lease in self._held if lease.lease_id not in gone)
         return gone
 
+    def _extend_unclosed(self) -> dict[str, str]:
+        """The same with those of earlier batches."""
+        gone = extend(self._client, self._unclosed, self._options, PATIENCE)
+        self._unclosed = tuple(lease for lease in self._unclosed if lease.lease_id not in gone)
+        return gone
 
-def extend(client: Client, leases: Collection[HeldLease], options: SourceOptions) -> dict[str, str]:
+
+def extend(client: Client, leases: Collection[HeldLease], options: SourceOptions, patience: Millis | None = None) -> dict[str, str]:
     """Extend leases to `hold_for` from now; returns the ones that are gone, with the server's reasons."""
     gone: dict[str, str] = {}
     for queue, some in portions(leases, options):
         until = {"lease_timeout": format_duration(options.hold_for), "request_timeout": client.server_wait}
-        answer = client.call("/v1/queue.extend", {"queue_name": queue, "lease_ids": some, **until})
+        body = {"queue_name": queue, "lease_ids": [lease.lease_id for lease in some], **until}
+        answer = client.call("/v1/queue.extend", body, patience)
         gone |= {entry["id"]: entry["reason"] for entry in answer["ignored"]}
     return gone
 
@@ -360,7 +370,7 @@ def _leave_out(batch: Offset, gone: Mapping[str, str]) -> Offset:
     items, still = (sum(lease.count for lease in some.leases) for some in (batch, left))
     what = f"batch {batch.batch_id} is read without {items - still} of its {items} items"
     why = f"{len(gone)} of its {len(batch.leases)} leases are gone"
-    log.warning("%s: %s (failOnLeaseLoss=false): %s", what, why, _told(batch, gone))
+    log.warning("%s: %s (failOnLeaseLoss=false): %s", what, why, _told(batch.leases, gone))
     return left
 
 
@@ -422,9 +432,9 @@ def _lost(lease_id: str, reason: str, how: str | None = None) -> str:
     )
 
 
-def _told(batch: Offset, gone: Mapping[str, str]) -> str:
+def _told(leases: Collection[HeldLease], gone: Mapping[str, str]) -> str:
     """Message that lists the leases that are gone, with their item counts and reasons."""
-    held = _those(batch, gone)
+    held = _those(leases, gone)
     some = [
         f"lease {lease.lease_id}{f' of {lease.queue}' if lease.queue else ''} with {lease.count} items "
         f"{_GONE.get(gone[lease.lease_id], 'was closed by another client')}"
@@ -433,19 +443,19 @@ def _told(batch: Offset, gone: Mapping[str, str]) -> str:
     return "; ".join(some) + (f"; and {len(held) - _NAMED} more" if len(held) > _NAMED else "")
 
 
-def _not_closed(batch: Offset, lost: Mapping[str, str], options: SourceOptions) -> str:
-    """Message for a finished batch whose items are served again."""
-    items, again = (sum(lease.count for lease in leases) for leases in (batch.leases, _those(batch, lost)))
+def _not_closed(batch: Offset, leases: Collection[HeldLease], lost: Mapping[str, str], options: SourceOptions) -> str:
+    """Message for a finished batch whose items are served again. `leases`: its own, and those that earlier ones have left."""
+    items, again = (sum(lease.count for lease in some) for some in (leases, _those(leases, lost)))
     return (
         f"batch {batch.batch_id} of consumer {options.consumer!r} on {', '.join(options.queues)} is done, but {again} of its {items} items "
-        f"were not completed, because {len(lost)} of its {len(batch.leases)} leases were gone before they were closed: "
-        f"{_told(batch, lost)}. Their open items are served again, under new ids, with the same origin and, unless they were released, "
+        f"were not completed, because {len(lost)} of its {len(leases)} leases were gone before they were closed: "
+        f"{_told(leases, lost)}. Their open items are served again, under new ids, with the same origin and, unless they were released, "
         "one attempt more; outcomes (retry, dead) that were stated for them have no effect"
     )
 
 
-def _those(batch: Offset, some: Collection[str]) -> list[HeldLease]:
-    return [lease for lease in batch.leases if lease.lease_id in some]
+def _those(leases: Collection[HeldLease], some: Collection[str]) -> list[HeldLease]:
+    return [lease for lease in leases if lease.lease_id in some]
 
 
 _DONE_AGAIN = (
@@ -458,13 +468,3 @@ def _shown(url: str) -> str:
     """The URL without credentials."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-def portions(leases: Collection[HeldLease], options: SourceOptions) -> Iterator[tuple[str, list[str]]]:
-    """The lease ids by queue, in portions that fit into a call."""
-    by_queue: dict[str, list[str]] = {}
-    for lease in leases:
-        by_queue.setdefault(lease.queue or options.server.queue, []).append(lease.lease_id)
-    for queue, ids in by_queue.items():
-        for start in range(0, len(ids), MAX_ITEMS_JSON):
-            yield queue, ids[start : start + MAX_ITEMS_JSON]
