@@ -243,13 +243,24 @@ def forgets_which_queue_of_that_name_at_loading(original: Any) -> Any:
 def sends_to_another_dead_queue_what_may_have_arrived(_original: Any) -> Any:
     """A new dead queue gets every item in transit, even those that the former one may have taken."""
 
-    def redirect_waiting(self: Any, target: str, most: int) -> bool:
+    def redirect_waiting(self: Any, target: str, most: int, incarnation: str | None = None) -> bool:
         found = [number for number, each in self.by_number.items() if each.transfer and each.moves_to is None and each.target != target]
         for number in found[:most]:
-            self.redirect(number, target)
+            self.redirect(number, target, incarnation)
         return bool(found)
 
     return redirect_waiting
+
+
+@bug(TransferTable, "redirect")
+def stays_bound_to_the_former_dead_queue(original: Any) -> Any:
+    """Dead items that get a new target are still bound to the incarnation of the old one: there is no such queue, so they are dropped."""
+
+    def redirect(self: Any, number: int, target: str, incarnation: str | None = None) -> None:
+        former = self.by_number.get(number)
+        original(self, number, target, incarnation if former is None else former.target_incarnation)
+
+    return redirect
 
 
 @bug(TransferTable, "call_back")

@@ -161,7 +161,8 @@ class Owner:
         """Apply the queue's current settings."""
         self.record = self.queue.record
         for machine in self.machines:
-            machine.configure(self.record)
+            # In this world a queue's name is its incarnation.
+            machine.configure(self.record, self.record.dead_queue)
         self.dirty = True
 
     # ---- requests ---------------------------------------------------------------------------------------------

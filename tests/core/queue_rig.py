@@ -129,9 +129,10 @@ class Rig:
         raise AssertionError("the queue turns without end")
 
     def configure(self, **settings: Any) -> None:
-        """The queue's settings are now these, and the defaults."""
+        """The queue's settings are now these, and the defaults. `dead_incarnation` is that of the dead queue, if it is known."""
+        dead_incarnation = settings.pop("dead_incarnation", None)
         record = QueueRecord("q", "q", START, START, (), lease_timeout=LEASE_TIMEOUT)
-        self.queue.configure(msgspec.structs.replace(record, **settings))
+        self.queue.configure(msgspec.structs.replace(record, **settings), dead_incarnation)
         self.cycle()
 
     def open(self, number: int, error: Exception | None = None, *, final: bool = False) -> None:

@@ -13,8 +13,10 @@ from sluiceway.core.queue.logical_queue import TRANSFER_RETRY
 from sluiceway.core.queue.partition_executor import TRANSFERS_AT_ONCE
 from sluiceway.core.queue.tickets import TakeOut, Transfer, TransferEnd
 from sluiceway.instance.service import Service
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.outcomes import Outcome
+from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import TRANSFER_GROUP, Disposition, Produce, ProduceKey, QueuePatch, Redrive
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
@@ -100,6 +102,140 @@ def test_a_record_without_an_incarnation_is_bound_before_it_is_sent() -> None:
     after.queue.transferred(0, number, TransferEnd(bound="8"), after.now)
     after.cycle()
     assert unpack_lease(records[name]).target_incarnation == "7"
+
+
+def test_dead_items_are_bound_to_the_dead_queue_that_there_is() -> None:
+    rig = Rig(keeps_dead=True)
+    rig.configure(dead_queue="dead", dead_incarnation="7")
+    rig.take(0, 3)
+    kill(rig, 0, 1)
+    assert [(each.target, each.incarnation, each.instead) for each in rig.transfers] == [("dead", "7", None)]
+    number = rig.transfers[0].number
+    # A new queue of that name: nothing is sent there before the record says so.
+    rig.configure(dead_queue="dead", dead_incarnation="8")
+    rig.queue.transferred(0, number, TransferEnd(), rig.now)
+    rig.wait(TRANSFER_RETRY)
+    assert [(each.number, each.incarnation, each.instead) for each in rig.transfers[1:]] == [(number, "7", "dead")]
+    rig.queue.transferred(0, number, TransferEnd(elsewhere="dead"), rig.now)
+    rig.cycle()
+    assert len(rig.transfers) == 2, "not before it is durable"
+    rig.end_all()
+    # The second one, and then the first under a new number.
+    assert shown(rig.transfers[2:]) == [(number + 1, "dead", "dead")]
+    rig.queue.transferred(0, number + 1, TransferEnd(elsewhere="dead"), rig.now)
+    rig.cycle()
+    rig.end_all()
+    assert [(each.number, each.incarnation, each.instead) for each in rig.transfers[3:]] == [(number + 2, "8", None)]
+    # Those that die from now on belong there at once.
+    rig.queue.transferred(0, number + 2, TransferEnd(done=True), rig.now)
+    kill(rig, 2)
+    after = Rig(opened=False, keeps_dead=True)
+    after.stores = rig.stores
+    after.configure(dead_queue="dead", dead_incarnation="8")
+    after.open(0)
+    assert [each.incarnation for each in after.transfers] == ["8"]
+
+
+def test_dead_items_of_a_record_without_an_incarnation_go_to_the_queue_of_that_name() -> None:
+    rig = Rig(keeps_dead=True)
+    rig.take(0, 1)
+    kill(rig, 0)
+    (sent,) = rig.transfers
+    assert (sent.target, sent.incarnation) == ("dead", None)
+    name = (RecordKind.LEASE, str(sent.number))
+    records = rig.stores[0].records
+    fields = msgspec.msgpack.decode(records[name])
+    records[name] = msgspec.msgpack.encode(fields[:-3])
+    after = Rig(opened=False)
+    after.stores = rig.stores
+    after.configure(dead_queue="dead", dead_incarnation="8")
+    after.open(0)
+    assert [(each.target, each.incarnation, each.instead) for each in after.transfers] == [("dead", None, None)]
+
+
+class Held:
+    """The transfers of q, none of which is tried until they may go."""
+
+    def __init__(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._transfers = service._drivers["q"].transfers
+        self._send = self._transfers._bury
+        self._patch = monkeypatch
+        monkeypatch.setattr(self._transfers, "_bury", self._not_now)
+
+    async def _not_now(self, *_: object) -> TransferEnd:
+        return TransferEnd()
+
+    def go(self) -> None:
+        self._patch.setattr(self._transfers, "_bury", self._send)
+
+
+@driven
+async def test_a_new_queue_of_a_dead_queues_name_gets_nothing_that_was_on_its_way_to_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("dead"))
+        await service.create_queue(spec("q", dead_queue="dead"))
+        held = Held(service, monkeypatch)
+        await die(service, "x")
+        # Without a dead queue in the setting, what is on its way still goes where it was to go, as long as there is such a queue.
+        await service.update_queue("q", QueuePatch({"dead_queue": None}))
+        await service.delete_queue("dead", True)
+        await service.create_queue(spec("dead"))
+        assert (total(service, "q"), total(service, "dead")) == (1, 0)
+        # Nothing is on its way to this one: it could be deleted without force.
+        await service.delete_queue("dead", False)
+        await service.create_queue(spec("dead"))
+        held.go()
+        await eventually(lambda: total(service, "q") == 0)
+        assert total(service, "dead") == 0
+        assert "1 dead items of queue q are dropped: their dead queue dead was deleted, and the queue has no other" in caplog.text
+        assert service.stats("q").partitions[0].dead == 1
+
+
+@driven
+async def test_dead_items_follow_the_setting_to_a_new_queue_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as (service, _):
+        old = await service.create_queue(spec("dead"))
+        await service.create_queue(spec("q", dead_queue="dead"))
+        held = Held(service, monkeypatch)
+        await die(service, "x", "y")
+        transfers = service._drivers["q"].queue.executors[0].partition.transfers.by_number
+        assert {each.target_incarnation for each in transfers.values()} == {old.incarnation}
+        await service.update_queue("q", QueuePatch({"dead_queue": None}))
+        await service.delete_queue("dead", True)
+        new = await service.create_queue(spec("dead"))
+        await service.update_queue("q", QueuePatch({"dead_queue": "dead"}))
+        await die(service, "z")
+        assert {each.target_incarnation for each in transfers.values()} == {old.incarnation, new.incarnation}
+        held.go()
+        await eventually(lambda: total(service, "q") == 0)
+        assert sorted(payloads((await lease(service, "dead")).batches)) == ["x", "y", "z"]
+        assert service.stats("q").partitions[0].dead == 3
+
+
+@driven
+async def test_an_owner_that_has_not_heard_of_a_dead_queue_looks_before_it_drops_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its predecessor knew the queue, and the setting that names it."""
+    source = QueueRecord("q", "q1", 0, 0, (), lease_timeout=1_000)
+    known: dict[str, QueueRecord] = {"q": source}
+    sent: list[str] = []
+
+    class Routes:
+        async def produce(self, target: QueueRecord, _: Produce) -> None:
+            sent.append(target.incarnation)
+
+    async def fresh(_: int) -> None:
+        known["dead"] = QueueRecord("dead", "7", 0, 0, (), lease_timeout=1_000)
+        known["q"] = msgspec.structs.replace(source, dead_queue="dead")
+
+    monkeypatch.setattr(transfer_sender, "dead_rows", lambda *_: rows("x"))
+    sender = transfer_sender.TransferSender(Routes(), known.get, fresh)  # type: ignore[arg-type]
+    assert await sender.send(source, 0, Transfer(0, 1, "bad", [], "dead", incarnation="7"), []) == TransferEnd(done=True)
+    assert sent == ["7"]
+    # It dies for a queue that is gone, and the setting names one: it stays.
+    with pytest.raises(SluicewayError, match="there is no dead queue 'dead'"):
+        await sender.send(source, 0, Transfer(0, 1, "bad", [], "dead", incarnation="6"), [])
 
 
 # ---- one target holds up no other ------------------------------------------------------------------------------

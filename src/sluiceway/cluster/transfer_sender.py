@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.dead_letters import dead_rows, moved_rows, redriven_rows
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, MovedItem, Produce, ProduceKey
+
+log = logging.getLogger(__name__)
 
 SEND_TIMEOUT: Millis = 30_000
 MAX_BYTES = 24 << 20
@@ -57,26 +60,35 @@ class TransferSender:
     async def _redriven_to(self, transfer: Transfer) -> QueueRecord:
         """Find exactly the bound incarnation of the target: a new queue of that name may have other readers, with other rights."""
         name = transfer.target or ""
+        target = await self._bound(name, transfer)
+        if target is None:
+            why = f"the target queue {name!r} of the items was deleted; they stay in this queue"
+            raise SluicewayError("queue_not_found", why, "target")
+        return target
+
+    async def _bound(self, name: str, transfer: Transfer) -> QueueRecord | None:
+        """The queue of that name, if it is the incarnation that the transfer is bound to; None: that one was deleted."""
         target = self._queue(name)
         if target is None or transfer.incarnation not in (None, target.incarnation):
             # Another instance may have bound it to a queue that this one does not know yet.
             await self._fresh(SEND_TIMEOUT)
             target = self._queue(name)
-        if target is None or transfer.incarnation not in (None, target.incarnation):
-            why = f"the target queue {name!r} of the items was deleted; they stay in this queue"
-            raise SluicewayError("queue_not_found", why, "target")
-        return target
+        return None if target is None or transfer.incarnation not in (None, target.incarnation) else target
 
     async def _bury(self, source: QueueRecord, group: str, transfer: Transfer, batch: pa.RecordBatch) -> TransferEnd:
         """Send dead items to the dead queue; to the present one if the former target has not taken them, and never will."""
         name = transfer.target or source.dead_queue
-        target = None if name is None else self._queue(name)
+        target = None if name is None else await self._bound(name, transfer)
         if target is None and transfer.instead is not None:
             # The former dead queue was deleted by force, which gave up the items on their way there: the present one takes them. Items
             # that had arrived unreported, and were handled there before the deletion, are handled twice.
             return TransferEnd(elsewhere=transfer.instead)
-        if target is None and source.dead_queue is None:
-            return TransferEnd(done=True)  # The queue no longer has a dead queue: dead items are dropped.
+        # The look for the target may have brought a new setting.
+        present = self._queue(source.queue_name)
+        if target is None and source.dead_queue is None and (present is None or present.dead_queue is None):
+            what = "%d dead items of queue %s are dropped: their dead queue %s was deleted, and the queue has no other"
+            log.warning(what, batch.num_rows, source.queue_name, name)
+            return TransferEnd(done=True)
         if target is None:
             raise SluicewayError("queue_not_found", f"there is no dead queue {name!r}: create it, or name another one", "dead_queue")
         sent = list(_keyed(group, transfer.number, batch, ()))

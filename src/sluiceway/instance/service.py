@@ -257,6 +257,7 @@ class Service:
             gate := CommitGate(),
             self._meta,
             lambda: self.ownership.name,
+            self._incarnation_of,
             grace,
             self.room.spend,
         )
@@ -510,8 +511,8 @@ class Service:
 
     def _sender_to(self, target: QueueDriver) -> str | None:
         """Return a queue whose items here are, or may be, on their way to the target; None if there is none."""
-        name = target.record.queue_name
-        senders = (other for other in self._drivers.values() if other is not target and queries.may_send_to(other, name))
+        record = target.record
+        senders = (other for other in self._drivers.values() if other is not target and queries.may_send_to(other, record))
         return next((other.record.queue_name for other in senders), None)
 
     def _loads(self, incarnation: str) -> Mapping[Any, Any]:

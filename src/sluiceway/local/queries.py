@@ -83,11 +83,12 @@ async def ready_rows(driver: QueueDriver) -> AsyncIterator[tuple[int, pa.RecordB
                 yield opening, batch
 
 
-def may_send_to(driver: QueueDriver, queue_name: str) -> bool:
+def may_send_to(driver: QueueDriver, target: QueueRecord) -> bool:
     """Whether items may be on their way to that queue. A partition that is not open counts as a yes, since its contents are unknown."""
     for executor in driver.executors:
-        targets = {transfer.target or driver.record.dead_queue for transfer in executor.partition.transfers.by_number.values()}
-        if queue_name in targets or not executor.takes_work:
+        transfers = executor.partition.transfers.by_number.values()
+        bound = {(each.target or driver.record.dead_queue, each.target_incarnation) for each in transfers}
+        if not bound.isdisjoint([(target.queue_name, None), (target.queue_name, target.incarnation)]) or not executor.takes_work:
             return True
     return False
 

@@ -104,7 +104,7 @@ class SharedContext(NamedTuple):
     """Context shared by all drivers of an instance. `backend` finds one by name; `holds` tells whether gained partitions are still its own;
     `may_reopen` whether a queue whose deletion was begun still exists, and stays; `snapshots` are those that partitions keep; `ask_owner`
     asks a partition's current owner; commits pass the `gate`; `name` is this
-    instance's, once it has joined."""
+    instance's, once it has joined; `incarnation_of` finds a queue's incarnation by its name, None if there is none."""
 
     backend: Callable[[str], Backend]
     cache: BlobCache
@@ -118,6 +118,7 @@ class SharedContext(NamedTuple):
     gate: CommitGate
     meta: MetaStore
     name: Callable[[], str]
+    incarnation_of: Callable[[str], str | None]
     takeover_grace: Millis = 0
     spend: Callable[[int], None] = lambda nbytes: None
     """Called with the bytes that a produce is about to add."""
@@ -129,6 +130,8 @@ class QueueDriver:
     def __init__(self, record: QueueRecord, context: SharedContext) -> None:
         self.record = record
         self._context = context
+        self._dead_incarnation: str | None = None
+        """The incarnation of the queue's dead queue, as the queue knows it."""
         self.numbers: frozenset[int] = frozenset()
         """The queue's partitions."""
         self._backends: dict[int, Backend] = {}
@@ -335,7 +338,8 @@ class QueueDriver:
     def configure(self, record: QueueRecord) -> None:
         """Apply a new record. Partitions that it no longer has are served no more: they were sealed before."""
         self.record = record
-        self.queue.configure(record)
+        self._dead_incarnation = self._find_dead_queue()
+        self.queue.configure(record, self._dead_incarnation)
         there = {each.partition: each.backend for each in record.partitions}
         self.numbers = frozenset(there)
         for number in self.queue.executors.keys() - there.keys():
@@ -352,6 +356,10 @@ class QueueDriver:
         self._changed.set()
         self._changed = asyncio.Event()
         self.cycle_soon()
+
+    def _find_dead_queue(self) -> str | None:
+        name = self.record.dead_queue
+        return None if name is None else self._context.incarnation_of(name)
 
     async def changed(self, timeout: Millis) -> None:
         """Wait until the record has changed, or `timeout` ms are over."""
@@ -465,6 +473,10 @@ class QueueDriver:
         if self._ended or self._context.gate.holds(self._cycle):
             return
         self._drop_lapsed()
+        if self._find_dead_queue() != self._dead_incarnation:
+            # This instance has heard of the setting before it has heard of the queue that is named.
+            self._dead_incarnation = self._find_dead_queue()
+            self.queue.configure(self.record, self._dead_incarnation)
         began, cpu_began = system.stopwatch(), system.cpu_seconds()
         effects = self.queue.cycle(system.now(), timers)
         if self.queue.timers_done:

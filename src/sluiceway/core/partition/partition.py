@@ -130,7 +130,8 @@ class Partition:
 
     def follow(self, rules: Rules) -> None:
         """Follow these rules from now on. Earlier decisions stand."""
-        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue, self.circuit, keys, unique = rules
+        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue, self.circuit, keys, unique, dead = rules
+        self.dead_incarnation = dead
         if keys != self._key_rules:
             self._key_rules = keys
             self.log.follow_keys(keys, self.leases.values())
@@ -572,7 +573,7 @@ class Partition:
         if self.repeated:
             self.repeated.settled(lease, positions)
         if self.keeps_dead:
-            transfer = self.transfers.begin(by_part(lease, positions), reason, self.dead_queue)
+            transfer = self.transfers.begin(by_part(lease, positions), reason, self.dead_queue, self.dead_incarnation)
             transfer.failures = self.log.failures.told(transfer)
         else:
             self.log.header.dead += len(positions)
@@ -690,7 +691,8 @@ class Partition:
         taken = self.log.take_out(extent, extent.waiting(self.log.at(extent)))
         if taken:
             if self.keeps_dead:
-                transfer = self.transfers.begin([(Part(extent, 0, extent.count, 0), taken)], EXPIRED_READY, self.dead_queue)
+                pieces = [(Part(extent, 0, extent.count, 0), taken)]
+                transfer = self.transfers.begin(pieces, EXPIRED_READY, self.dead_queue, self.dead_incarnation)
                 transfer.failures = self.log.failures.told(transfer)
             else:
                 self.log.header.dead += len(taken)

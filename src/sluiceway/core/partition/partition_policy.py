@@ -14,7 +14,8 @@ class Rules(NamedTuple):
     """The queue settings that a partition follows, and the breaker to which it reports outcomes. `max_attempts` 0: no limit; without
     `keeps_dead` dead items are dropped.
 
-    Dead items go to the `dead_queue` set when they die, even if the queue's changes later.
+    Dead items go to the `dead_queue` set when they die, even if the queue's changes later, and to its incarnation at that time:
+    `dead_incarnation`, None if it is not known.
     """
 
     max_attempts: int = 0
@@ -25,3 +26,4 @@ class Rules(NamedTuple):
     circuit: Circuit | None = None
     keys: KeyRules = KeyRules()
     unique: Unique | None = None
+    dead_incarnation: str | None = None

@@ -182,8 +182,8 @@ class LeaseState:
     target: str | None = None
     dues: list[tuple[Millis, int]] = field(default_factory=list)
     target_incarnation: str | None = None
-    """For a redrive: the incarnation of the target queue that it is bound to. None: not bound yet, as in records written before it was
-    noted."""
+    """For a transfer to another queue: the incarnation of that queue to which it is bound. None: to none, as in records written before it
+    was noted."""
     nbytes: float = 0.0
     """Approximate payload bytes; known only to the call that made the lease."""
     failures: list[tuple[BitMap, str]] = field(default_factory=list)

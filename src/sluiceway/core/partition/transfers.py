@@ -69,8 +69,9 @@ class TransferTable:
             self._log.touch(RecordKind.LEASE, number)
         return transfer
 
-    def begin(self, pieces: Iterable[Piece], reason: str, target: str | None) -> LeaseState:
-        """Put those positions of parts into a transfer lease of their own, in addition to where they are now."""
+    def begin(self, pieces: Iterable[Piece], reason: str, target: str | None, incarnation: str | None = None) -> LeaseState:
+        """Put those positions of parts into a transfer lease of their own, in addition to where they are now. It is bound to that
+        incarnation of its target; None: to none yet."""
         self._log.header.lease_number += 1
         parts: list[Part] = []
         chosen, base = BitMap(), 0
@@ -82,6 +83,7 @@ class TransferTable:
             base += part.count
         transfer = LeaseState(self._log.header.lease_number, parts, base, "", None, None, reason, target=target)
         transfer.settled = BitMap(range(base)) - chosen
+        transfer.target_incarnation = incarnation
         self.add(transfer)
         self._log.touch(RecordKind.LEASE, transfer.number)
         return transfer
@@ -120,19 +122,19 @@ class TransferTable:
             transfer.target_incarnation = incarnation
             self._log.touch(RecordKind.LEASE, number)
 
-    def redirect(self, number: int, target: str) -> None:
-        """Send the transfer to another queue. Nothing of it may be, or ever come to be, at its old target.
+    def redirect(self, number: int, target: str, incarnation: str | None = None) -> None:
+        """Send the transfer to that incarnation of another queue. Nothing of it may be, or ever come to be, at its old target.
 
         It gets a new number, since the new target may have taken later transfers of this partition already.
         """
         transfer = self._remove(number)
         if transfer is not None:
             self._log.header.lease_number += 1
-            transfer.number, transfer.target = self._log.header.lease_number, target
+            transfer.number, transfer.target, transfer.target_incarnation = self._log.header.lease_number, target, incarnation
             self.add(transfer)
             self._log.touch(RecordKind.LEASE, transfer.number)
 
-    def redirect_waiting(self, target: str, most: int) -> bool:
+    def redirect_waiting(self, target: str, most: int, incarnation: str | None = None) -> bool:
         """Redirect dead items on their way to a former dead queue, up to `most` transfers. Returns whether there were any.
 
         Excludes the first transfer to each target: only that one may have been sent already.
@@ -145,7 +147,7 @@ class TransferTable:
             if self.by_number[number].transfer != REDRIVEN
         ]
         for number in waiting[:most]:
-            self.redirect(number, target)
+            self.redirect(number, target, incarnation)
         return bool(waiting)
 
     def redrive(
@@ -168,20 +170,18 @@ class TransferTable:
             times.append(due.due_at)
             part = self._enter_and_leave(due, rows)
             pieces.append((part, BitMap(range(part.count))))
-        number, _ = self._send(pieces, REDRIVEN, target, now)
-        if number:
-            self.by_number[number].target_incarnation = incarnation
-            if any(times):
-                # If there is no such queue any more, they come back as they were.
-                self.by_number[number].dues = [(due_at, part.count) for due_at, (part, _) in zip(times, pieces, strict=True)]
+        number, _ = self._send(pieces, REDRIVEN, target, now, incarnation)
+        if number and any(times):
+            # If there is no such queue any more, they come back as they were.
+            self.by_number[number].dues = [(due_at, part.count) for due_at, (part, _) in zip(times, pieces, strict=True)]
         return number, np.sort(np.concatenate(found))
 
-    def _send(self, pieces: Sequence[Piece], reason: str, target: str, now: Millis) -> tuple[int, int]:
+    def _send(self, pieces: Sequence[Piece], reason: str, target: str, now: Millis, incarnation: str | None = None) -> tuple[int, int]:
         """Begin the transfer of items taken out of the line. Returns (transfer number, items); 0, 0 without pieces."""
         if not pieces:
             return 0, 0
         self._log.record_time(now)
-        number = self.begin(pieces, reason, target).number
+        number = self.begin(pieces, reason, target, incarnation).number
         for part, those in pieces:
             self._log.close_positions(part.extent, len(those))
         return number, sum(len(those) for _, those in pieces)

@@ -118,8 +118,11 @@ class LogicalQueue:
         self.timers_done = 0
         """Expired leases and due entries handled by the last cycle."""
 
-    def configure(self, record: QueueRecord) -> None:
-        """Follow the queue's settings and partition states from now on. Waiting requests no longer allowed where they are look again."""
+    def configure(self, record: QueueRecord, dead_incarnation: str | None = None) -> None:
+        """Follow the queue's settings and partition states from now on. Waiting requests no longer allowed where they are look again.
+
+        `dead_incarnation`: that of the dead queue that the record names; None: it is not known.
+        """
         self.lease_scheduler.lease_timeout = record.lease_timeout
         self.paused = frozenset(record.paused)
         dead_queue = record.dead_queue
@@ -147,6 +150,7 @@ class LogicalQueue:
             self.circuit,
             key_rules(record),
             record.unique,
+            dead_incarnation,
         )
         changed = self._record is None or self._record.partitions != record.partitions or self._record.slots != record.slots
         self._record = record if record.partitions else None

@@ -380,7 +380,8 @@ class PartitionExecutor:
         partition = self.partition
         if self.state is not ExecutorState.READY or not partition.transfers.by_number:
             return []
-        if partition.dead_queue is not None and partition.transfers.redirect_waiting(partition.dead_queue, REDIRECTED_AT_ONCE):
+        present, incarnation = partition.dead_queue, partition.dead_incarnation
+        if present is not None and partition.transfers.redirect_waiting(present, REDIRECTED_AT_ONCE, incarnation):
             self.touch()
             return []
         self.transferring = {target: number for target, number in self.transferring.items() if number in partition.transfers.by_number}
@@ -400,7 +401,7 @@ class PartitionExecutor:
         moves_to = lease.moves_to
         lives = () if moves_to is None else lives_of(lease)
         dies = lease.transfer and moves_to is None and lease.target is not None
-        instead = partition.dead_queue if dies and partition.dead_queue != lease.target else None
+        instead = partition.dead_queue if dies and self._has_another_dead_queue(lease) else None
         # The texts name positions, the rows are the open ones of these.
         opens = to_array(lease.open_positions()) if lease.failures else None
         failures = [] if opens is None else [(opens.searchsorted(to_array(those)), text) for those, text in lease.failures]
@@ -416,6 +417,12 @@ class PartitionExecutor:
             instead,
             failures,
         )
+
+    def _has_another_dead_queue(self, transfer: LeaseState) -> bool:
+        """Whether the queue's dead queue is another one than when the items died, perhaps one of the same name."""
+        partition = self.partition
+        former, present = transfer.target_incarnation, partition.dead_incarnation
+        return transfer.target != partition.dead_queue or (former is not None and present is not None and former != present)
 
     def transfer_ended(self, number: int, end: TransferEnd, again_at: Millis) -> None:
         """Record the end of an attempt at that transfer; after a failure the target is retried at `again_at`."""
@@ -441,7 +448,8 @@ class PartitionExecutor:
         for number in self.called_back:
             partition.transfers.call_back(number)
         for number, target in self.redirected.items():
-            partition.transfers.redirect(number, target)
+            known = partition.dead_incarnation if target == partition.dead_queue else None
+            partition.transfers.redirect(number, target, known)
         for number, incarnation in self.bound.items():
             partition.transfers.bind(number, incarnation)
         # A bound transfer is sent as soon as the binding is durable.

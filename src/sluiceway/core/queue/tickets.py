@@ -274,8 +274,9 @@ class Reply:
 class Transfer:
     """Effect: produce these rows into the queue `target` (None: the dead queue), keyed by the lease number, and report `transferred`.
 
-    A redrive goes to that `incarnation` of its target; None: look it up, and report it. `instead`: the dead queue has changed to this one;
-    make sure that the target never takes the rows, and report `elsewhere`, or that it has taken them. No `reason`: the items do not die,
+    It goes to that `incarnation` of its target; None: of a redrive, look it up, and report it; of dead items, any. `instead`: the dead
+    queue has changed to this one, perhaps to a new queue of the same name; make sure that the target never takes the rows, and report
+    `elsewhere`, or that it has taken them. No `reason`: the items do not die,
     but return to their source. `moves_to`: they go unchanged to that partition of the same queue, with `lives` for the rows of each slice.
     """
 
