@@ -16,8 +16,9 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll
 from sluiceway.model.requests import Disposition, Lease, Leased, ProduceKey, QueueSpec, Settle
 from sluiceway.model.small_batch import in_columns
-from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, put, shares
-from tests.instance.instance_rig import eventually, lease, payloads, settle, spec
+from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
+from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, put, ref, shares
+from tests.instance.instance_rig import eventually, fine, lease, payloads, settle, spec
 
 
 def waits(service: Service, queue: str) -> bool:
@@ -255,6 +256,48 @@ def test_who_waits_for_a_queue_that_is_deleted_is_answered(tmp_path: Path) -> No
 
 def told(leased: Leased) -> list[tuple[int, int]]:
     return sorted((each.partition, each.number) for each in leased.leases)
+
+
+def test_beside_a_partition_of_which_nobody_knows_anything_each_open_one_answers_for_itself(tmp_path: Path) -> None:
+    """Its store has been away since a takeover. What Spark's source relies on (ADR 61), whichever instance it asks."""
+
+    def keyed(key: str, number: int | None, before: dict[int, int] | None = None) -> Lease:
+        return Lease("c", 1, 0, 600_000, 6 if number is None else 1, key, number, before=before)
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (made, (a, *_)):
+            await a.create_queue(spec("q", 6))
+            for number in range(6):
+                await put(a, "q", number, f"{number}")
+            taken = [await a.lease("q", keyed("k", number)) for number in (0, 1)]
+            gone, leaving = ref(a, "q", 0), made.name(made.owner("q", 0))
+
+            async def away(of: PartitionRef) -> None:
+                if of == gone:
+                    raise StoreUnavailableError("away")
+
+            for store in made.stores.values():
+                store.on_open = away
+            await made.leave(leaving)
+            for each in made.services:
+                for request in (keyed("new", None), keyed("k", None, {}), keyed("k", 0, {})):
+                    with pytest.raises(SluicewayError) as refused:
+                        await each.lease("q", request)
+                    assert refused.value.code == "unavailable"
+                # Found again, and no more.
+                assert told(await each.lease("q", keyed("k", 1, {}))) == told(taken[1])
+                assert told(await each.lease("q", keyed("none", 2, {}))) == []
+            fresh = [await each.lease("q", keyed("new", 2)) for each in made.services]
+            assert len({*map(str, map(told, fresh))}) == 1
+            assert payloads(fresh[0].batches) == ["2"]
+            for store in made.stores.values():
+                store.on_open = fine
+            await eventually(lambda: any(0 in shares(each, "q") for each in made.services))
+            for each in made.services:
+                assert told(await each.lease("q", keyed("k", None, {}))) == sorted([*told(taken[0]), *told(taken[1])])
+                assert told(await each.lease("q", keyed("new", None, {}))) == told(fresh[0])
+
+    asyncio.run(run())
 
 
 def test_a_lease_key_gives_the_same_leases_at_every_instance(tmp_path: Path) -> None:

@@ -171,8 +171,8 @@ def test_wrong_columns_are_told_before_anything_is_written(spark: SparkSession, 
     queue = world.create("wrong")
     with pytest.raises(PySparkException, match=r"expected exactly one column named payload or value .* the columns are id"):
         write(spark.range(3), world, queue)
-    with pytest.raises(PySparkException, match="key: unknown column of an item"):
-        write(spark.range(3).selectExpr("'x' as value", "'y' as key"), world, queue)
+    with pytest.raises(PySparkException, match="keys: unknown column of an item"):
+        write(spark.range(3).selectExpr("'x' as value", "'y' as keys"), world, queue)
     overwriting = spark.range(3).selectExpr("'x' as value").write.format("sluiceway").mode("overwrite")
     with pytest.raises(PySparkException, match="a queue cannot be overwritten"):
         overwriting.options(url=world.url, queue=queue).save()
