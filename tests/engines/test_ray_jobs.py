@@ -20,6 +20,7 @@ from sluiceway import testing
 from sluiceway.client import SluicewayError
 from tests.client.test_consumer import total
 from tests.engines.engine_imports import engine
+from tests.server.server_running import eventually
 
 ray: Any = engine("ray")
 engine("ray.data")
@@ -48,6 +49,11 @@ def produce(served: testing.TestServer, queue: str, items: int = ITEMS) -> None:
 
 def counts(served: testing.TestServer, queue: str) -> dict[str, int]:
     return {name: total(served.client, queue, name) for name in ("completed", "dead", "ready", "scheduled", "total_leased")}
+
+
+def settled(served: testing.TestServer, queue: str) -> None:
+    """Each item has the outcome of `doubled`. Dead ones leave for their queue a little later."""
+    eventually(lambda: counts(served, queue) == {"completed": ITEMS - 21, "dead": 20, "ready": 1, "scheduled": 0, "total_leased": 0})
 
 
 def doubled(batch: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +96,7 @@ def test_results_are_stored_and_then_items_are_settled_by_row(served: testing.Te
         results = ray.data.read_datasource(source, override_num_blocks=4).map_batches(doubled, batch_size=100)
         results.write_datasink(SettleSink(source, after=Files(tmp_path)))
         assert source.count == 0
-    assert counts(served, queue) == {"completed": ITEMS - 21, "dead": 20, "ready": 1, "scheduled": 0, "total_leased": 0}
+    settled(served, queue)
     rows = read(tmp_path)
     assert rows.schema.names == ["id", "number", "double"]
     done = [number for number in range(ITEMS) if number % 100 and number != 7]
@@ -154,7 +160,7 @@ def test_a_killed_worker_loses_and_doubles_nothing(served: testing.TestServer, q
         dataset = ray.data.read_datasource(source, override_num_blocks=8)
         dataset.map_batches(killing(tmp_path, signal.SIGKILL), batch_size=50).write_datasink(SettleSink(source, after=Files(results)))
     assert (tmp_path / "killed").exists()
-    assert counts(served, queue) == {"completed": ITEMS - 21, "dead": 20, "ready": 1, "scheduled": 0, "total_leased": 0}
+    settled(served, queue)
     written = Counter(read(results)["number"].to_pylist())
     assert written == Counter(number for number in range(ITEMS) if number % 100 and number != 7)
 
@@ -256,22 +262,41 @@ def test_rows_become_items(served: testing.TestServer, queue: str) -> None:
     assert found == Counter({str(number).encode(): 2 for number in range(5_000)})
 
 
+@pytest.mark.parametrize("dies", ["after it has stored its results", "after it has staged its outcomes"])
 def test_items_go_from_queue_to_queue_and_a_killed_worker_stores_nothing_twice(
-    served: testing.TestServer, queue: str, tmp_path: Path
+    served: testing.TestServer, queue: str, tmp_path: Path, dies: str
 ) -> None:
     produce(served, queue)
     target = f"{queue}.results"
     served.client.create_queue(target, requested_partitions=2)
 
+    def die_once() -> None:
+        if not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Stores(QueueSink):
+        def write(self, blocks: Any, ctx: Any) -> int:
+            rows = super().write(blocks, ctx)
+            if dies == "after it has stored its results":
+                die_once()
+            return rows
+
+    class Settles(SettleSink):
+        def write(self, blocks: Any, ctx: Any) -> Any:
+            staged = super().write(blocks, ctx)
+            die_once()
+            return staged
+
     def infer(batch: dict[str, Any]) -> dict[str, Any]:
-        made = killing(tmp_path, signal.SIGKILL)(batch)
+        made = doubled(batch)
         return {"id": made["id"], "outcome": made["outcome"], "payload": [str(each) for each in made["double"]]}
 
     with QueueSource(queue, url=served.url) as source:
         dataset = ray.data.read_datasource(source, override_num_blocks=8).map_batches(infer, batch_size=50)
-        dataset.write_datasink(SettleSink(source, after=QueueSink(target, url=served.url)))
+        dataset.write_datasink(Settles(source, after=Stores(target, url=served.url)))
     assert (tmp_path / "killed").exists()
-    assert counts(served, queue)["completed"] == ITEMS - 21
+    settled(served, queue)
     stored = served.client.lease_arrow(target, batch_size=10_000, max_partitions=2).rows()["payload"].to_pylist()
     assert Counter(stored) == Counter(str(2 * number).encode() for number in range(ITEMS) if number % 100 and number != 7)
 
