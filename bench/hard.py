@@ -263,9 +263,8 @@ async def live(bench: Bench, items: int) -> None:
         "leased one at a time, all of them live at once",
         items,
         bench.lease(items, 1),
-        "Each live lease is an object with a deadline and a record of its own: this is the memory that a lease costs, "
-        "whatever its size. A third of the time is the cycle, most of it to deal items to leases, and a sixth SQLite; the rest"
-        " is what each call costs.",
+        "The newest live leases are objects, the older ones rows in columns, and each has a record of its own. A third of the time "
+        "is the cycle, most of it to deal items to leases, and a sixth SQLite; the rest is what each call costs.",
     )
     chosen = bench.given("leased")
     quarter = items // 4

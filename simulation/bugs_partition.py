@@ -11,6 +11,8 @@ from simulation.planting import Bug, shelf
 from simulation.store import Store
 from sluiceway.core.partition import queries
 from sluiceway.core.partition.idempotency_keys import KeyMemory
+from sluiceway.core.partition.lease_columns import LeaseColumns
+from sluiceway.core.partition.lease_table import LeaseTable
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.segment_log import SegmentLog
 from sluiceway.core.queue import partition_executor
@@ -138,7 +140,13 @@ def forgets_deadlines_at_loading(original: Any) -> Any:
 
     def load(*args: Any, **options: Any) -> Any:
         partition = original(*args, **options)
-        partition.deadlines.clear()
+        last, next_deadline = partition.log.header.lease_number, partition.leases.next_deadline
+
+        def newer() -> Any:
+            deadline = next_deadline()
+            return deadline if deadline is None or deadline[1] > last else None
+
+        partition.leases.next_deadline = newer
         return partition
 
     return load
@@ -163,6 +171,28 @@ def loads_the_line_in_another_order(original: Any) -> Any:
 
 
 # ---- leases and dispositions -----------------------------------------------------------------------------------------
+
+
+@bug(LeaseColumns, "end")
+def finds_packed_leases_that_are_over(original: Any) -> Any:
+    """A packed lease that has ended is there still."""
+
+    def end(self: Any, row: int) -> None:
+        self.live -= 1
+
+    return end
+
+
+@bug(LeaseColumns, "extend")
+def extends_no_packed_lease(original: Any) -> Any:
+    """A packed lease that is extended expires at its former deadline."""
+    return lambda self, row, deadline: None
+
+
+@bug(LeaseTable, "unpack")
+def forgets_what_is_settled_of_packed_leases(original: Any) -> Any:
+    """What is settled or staged of a packed lease is forgotten."""
+    return lambda self, number: self.find(number)
 
 
 @bug(SegmentLog, "append_rows")

@@ -374,6 +374,8 @@ class Owner:
         if isinstance(loaded, Partition):
             loaded.log.min_sparse_bytes = 1
             loaded.log.find_sparse()
+            # All but the newest leases of each cycle are packed.
+            loaded.leases.unpacked_leases, loaded.leases.packed_at_once = 0, 2
         self.machine_of[effect.partition].opened(effect.partition, effect.opening, loaded, self.now(), final)
         # Returned leases that were not written are left to their deadlines.
         self._gone.clear()

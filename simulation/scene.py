@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class Scene:
     header: Header
     alive: dict[str, Place]
     leaving: dict[tuple[int, str], Place]
-    leases: dict[int, LeaseState]
+    leases: Mapping[int, LeaseState]
     transfers: dict[int, LeaseState]
 
 

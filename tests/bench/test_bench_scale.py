@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import backlog, growth, growth_plots, hard, model
+from bench import backlog, growth, growth_plots, hard, model, odd_shapes
 from sluiceway.bench import systems
+from sluiceway.bench.figures import Figure
 from sluiceway.bench.load import Connection
 from sluiceway.bench.servers import SLUICEWAY, server
 from sluiceway.bench.work import Work
@@ -82,6 +83,36 @@ def test_growth_counts_what_partitions_hold(tmp_path: Path, monkeypatch: pytest.
     assert row["open_files"] > 2 * 9
     assert min(row["restart_s"], row["cycle_ms"]) > 0
     assert growth.aims({"partitions": [row]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", odd_shapes.SHAPES)
+def test_an_odd_shape_is_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(odd_shapes, "SETTLE", 0.1)
+    monkeypatch.setattr(odd_shapes, "LEAD", 2.0)
+    monkeypatch.setattr(odd_shapes, "PROBES", 20)
+    # Each checks that there are as many as it says.
+    figures = odd_shapes.SHAPES[name].run(tmp_path / "data", 40)
+    assert any("p99" in figure.name for figure in figures)
+    assert all(figure.aim is None for figure in figures), "an aim in small"
+
+
+def test_odd_shapes_have_aims_in_full_size_and_keep_what_was_measured_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shape(_folder: Path, size: int) -> list[Figure]:
+        return [Figure("shape", "start", 6.0, "s", odd_shapes.aim_at(size >= 10, 5))]
+
+    monkeypatch.setattr(odd_shapes, "SHAPES", {"one": odd_shapes.Shape(shape, 10), "two": odd_shapes.Shape(shape, 20)})
+    output = tmp_path / "odd.json"
+    assert odd_shapes.main(["one", "--output", str(output)]) == 1
+    page = tmp_path / "page.md"
+    page.write_text("<!-- odd shapes: begin -->\n<!-- odd shapes: end -->\n")
+    assert odd_shapes.main(["two", "--share", "0.1", "--output", str(output), "--page", str(page)]) == 0
+    assert "| shape | start | 6 s | ≤ 5 s, missed |" in page.read_text()
+    assert "aim: 5, MISSED" in capsys.readouterr().out
+    found = json.loads(output.read_text())["shapes"]
+    assert {name: each["figures"][0]["missed"] for name, each in found.items()} == {"one": True, "two": False}
 
 
 def test_a_line_stays_as_long_while_it_is_leased_from(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ class Rig:
 
 def picture(machine: Partition) -> dict[str, Any]:
     """All that makes up a machine's state, comparable; a loaded machine has the same picture as the one that wrote the records."""
-    leases = {**machine.leases, **machine.transfers.by_number}
+    leases = {lease.number: lease for lease in (*machine.leases.values(), *machine.transfers.by_number.values())}
     return {
         "txn": machine.txn,
         "header": machine.log.header,
@@ -230,7 +230,7 @@ def picture(machine: Partition) -> dict[str, Any]:
         "failures of transfers": {number: lease.failures for number, lease in leases.items()},
         "bundles": {bundle: machine.log.bundles.record(bundle) for bundle in machine.log.bundles},
         "timer": machine.next_timer(),
-        "starts": machine.spans.starts,
+        "starts": [part.first for _, part in machine.leases.places_from(0)],
         "flows": None if machine.log.flows is None else _flows(machine.log.flows),
         "uniques": None if machine.log.uniques is None else machine.log.uniques.picture(),
     }

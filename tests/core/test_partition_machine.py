@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sluiceway.contract.item_answers import BrowseState
 from sluiceway.contract.queue_settings import RetryBackoff
-from sluiceway.core.partition import closed_leases
+from sluiceway.core.partition import closed_leases, lease_loading, lease_table
 from sluiceway.core.partition.item_listing import after, from_place, in_line, scheduled, waiting_among, why_left
 from sluiceway.core.partition.key_flows import KeyRules
 from sluiceway.core.partition.partition import Placed
@@ -414,6 +414,13 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_random_history_agrees_with_the_model() -> None:
     run(250, 50)
+
+
+def test_a_random_history_agrees_with_the_model_where_all_but_the_newest_leases_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("UNPACKED_LEASES", 0), ("PACKED_AT_ONCE", 1), ("_ROWS", 3)):
+        monkeypatch.setattr(lease_table, name, value)
+    monkeypatch.setattr(lease_loading, "MIN_PACKED", 1)
+    run(150, 50)
 
 
 @pytest.mark.slow

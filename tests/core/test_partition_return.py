@@ -266,7 +266,7 @@ def test_leases_that_are_over_are_found_no_more_and_take_no_room_for_long() -> N
     for _ in range(4_000):
         rig.lease(1, timeout=10)
     assert rig.machine.tick(START + 10, 3_500) == 3_500
-    spans = rig.machine.spans
+    spans = rig.machine.leases.spans
     assert spans.at(3_400) is None
     assert spans.at(3_600) is not None
     assert len(spans._starts) <= 2 * len(rig.machine.leases) + 1_000

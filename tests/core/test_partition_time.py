@@ -172,7 +172,7 @@ def test_deadlines_that_no_longer_hold_do_not_pile_up_behind_one_that_does(use: 
         use(machine, START + n)
         machine.take_changes()
         machine.next_timer()
-    assert len(machine.deadlines) < 2_000
+    assert len(machine.leases._deadlines) < 2_000
     for taken, rest in ((first, [second.number]), (second, [])):
         assert taken.deadline is not None
         assert machine.next_timer() == taken.deadline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,26 @@ async def test_the_collector_does_not_look_through_what_is_being_loaded(tmp_path
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q", 2))
     assert states == [False, False]
+    assert gc.isenabled()
+
+
+@driven
+async def test_a_large_partition_is_loaded_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "MANY_RECORDS", 2)
+    threads = []
+
+    def noting(snapshot: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return load(snapshot)
+
+    monkeypatch.setattr(driver_module, "load", noting)
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", *"abc")
+        await asyncio.gather(*(lease(service, "q", 1) for _ in range(3)))
+        await service._drivers["q"].reload(10 * SECOND)
+        assert service.stats("q").partitions[0].total_leased == 3
+    assert threads == [True, False]
     assert gc.isenabled()
 
 

@@ -14,6 +14,7 @@ from sluiceway.cli.common import wide_console
 from sluiceway.cli.consumers import ConsumerRow, consumer_table, queues_of, rows_of
 from sluiceway.client import AsyncClient, Client
 from sluiceway.contract.consumer_answers import QueryState
+from sluiceway.core.partition import lease_table
 from sluiceway.core.partition.records import LeaseState
 from sluiceway.core.queue.consumer_activity import FAILED_FOR, SEEN_FOR, ConsumerBook, Tally, merge, shown
 from sluiceway.kernel.errors import SluicewayError
@@ -23,7 +24,7 @@ from sluiceway.model.peers import ListConsumers
 from sluiceway.model.requests import Lease, QueueSpec
 from sluiceway.wire.json_consumers import MAX_QUEUES, page
 from tests.cluster.cluster_rig import cluster, put, shares
-from tests.instance.instance_rig import PATIENCE
+from tests.instance.instance_rig import PATIENCE, serving
 from tests.server.server_guarded import Guarded, guarded
 from tests.server.server_running import eventually
 
@@ -289,6 +290,25 @@ async def until(condition: Callable[[], bool]) -> None:
             if condition():
                 return
             await asyncio.sleep(0.01)
+
+
+def test_consumers_whose_leases_are_packed_are_counted_as_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_table, "UNPACKED_LEASES", 0)
+    monkeypatch.setattr(lease_table, "PACKED_AT_ONCE", 2)
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as (service, _):
+            record = await service.create_queue(QueueSpec("q", 1))
+            await put(service, "q", 0, *"abcdefg")
+            for client in "cdcdc":
+                await service.lease("q", Lease(client, 1, 5_000))
+            packed = [executor.partition.leases.packed for executor in service._drivers["q"].executors]
+            assert sum(packed) >= 4
+            found = (await service.consumers.list([record])).queues[record.incarnation]
+            assert [(each.client_id, each.leases, each.items) for each in found.consumers] == [("c", 3, 3), ("d", 2, 2)]
+            assert all(each.lease_deadline is not None for each in found.consumers)
+
+    asyncio.run(scenario())
 
 
 # ---- several instances ------------------------------------------------------------------------------------------------

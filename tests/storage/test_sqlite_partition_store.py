@@ -14,10 +14,12 @@ import apsw
 import pytest
 
 from sluiceway.adapters.lock import DirectoryInUseError
+from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.partition_file import CHECKPOINT_BYTES, MIGRATIONS
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.model.changes import RecordKey
 from sluiceway.model.outcomes import Outcome
-from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionRef, RecordKind, StoreUnavailableError
+from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionRef, RecordKind, Snapshot, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, after, cycle
 from tests.instance.instance_rig import eventually
@@ -67,6 +69,44 @@ async def test_damaged_small_records_are_found(tmp_path: Path, content: bytes, n
         await store.browse(REF)
     # The fence stayed where it was.
     assert await store.apply(REF, Changes(2, b""), NEXT) is Outcome.REFUSED
+    await store.close()
+
+
+@driven
+async def test_many_leases_are_read_packed_and_are_as_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_file, "_AT_ONCE", 4)
+    store = SqlitePartitionStore(tmp_path)
+    await store.open(REF, FENCE)
+    others: dict[RecordKey, bytes] = {(kind, "12"): kind.value.encode() for kind in RecordKind if kind is not RecordKind.LEASE}
+    leases: dict[RecordKey, bytes] = {(RecordKind.LEASE, str(number)): b"lease %d" % number for number in range(2, 13)}
+    assert await store.apply(REF, Changes(1, b"header", puts=others | leases), FENCE) is Outcome.DONE
+    opened = await store.open(REF, Fence(1, 1, 2))
+    assert [len(batch.numbers) for batch in opened.leases] == [4, 4, 3]
+    assert opened.records == others
+    assert opened.size == len(others | leases)
+    assert opened.whole() == await store.browse(REF) == Snapshot(1, b"header", others | leases)
+    await store.close()
+    flip(tmp_path / "k7f3q2ma-0.sqlite", b"lease 11")
+    store = SqlitePartitionStore(tmp_path)
+    with pytest.raises(DamagedError, match="record lease:11 failed"):
+        await store.open(REF, NEXT)
+    await store.close()
+
+
+@driven
+async def test_a_missing_lease_among_many_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_file, "_AT_ONCE", 4)
+    store = SqlitePartitionStore(tmp_path)
+    await store.open(REF, FENCE)
+    leases: dict[RecordKey, bytes] = {(RecordKind.LEASE, str(number)): b"lease" for number in range(9)}
+    assert await store.apply(REF, Changes(1, b"header", puts=leases), FENCE) is Outcome.DONE
+    await store.close()
+    database = apsw.Connection(str(tmp_path / "k7f3q2ma-0.sqlite"))
+    database.execute("DELETE FROM record WHERE key = '5'")
+    database.close()
+    store = SqlitePartitionStore(tmp_path)
+    with pytest.raises(DamagedError, match="inconsistent"):
+        await store.open(REF, NEXT)
     await store.close()
 
 

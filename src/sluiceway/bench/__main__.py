@@ -36,6 +36,7 @@ PARTS = (
     "key_peers",
     "engines",
     "against",
+    "odd_shapes",
 )
 """Modules of `bench/` that run by name."""
 

@@ -22,6 +22,8 @@ _PATIENCE: Millis = 5_000
 """Timeout for the answer of another instance."""
 _SLICE = 5_000
 """Leases examined in one step: a few milliseconds, during which the event loop serves no requests."""
+_PACKED = 1_000
+"""For as many leases counts a set of packed ones, however many these are."""
 
 
 class ConsumerSummary(NamedTuple):
@@ -85,7 +87,13 @@ async def _consumers(driver: QueueDriver) -> Consumers:
         found.ready += partition.log.ready_count
         found.leased += partition.leased_count
         found.scheduled += partition.log.scheduled_count
-        leases = list(partition.leases.values())
+        for columns in partition.leases.columns:
+            tally.add_packed(columns.tally())
+            looked += _PACKED
+            if looked >= _SLICE:
+                looked = 0
+                await asyncio.sleep(0)
+        leases = partition.leases.objects()
         for start in range(0, len(leases), _SLICE):
             some = leases[start : start + _SLICE]
             tally.add(some)

@@ -166,6 +166,12 @@ TIMER_BATCH = 200
 TIMER_SLICE = 4
 """Milliseconds of processor time per cycle for these: a request may wait for two or three such cycles and their commits."""
 
+UNPACKED_LEASES = 10_000
+"""Newest live leases of a partition that are kept as objects: about 1 KB of memory each. Older ones of one run take some 60 bytes."""
+
+PACKED_AT_ONCE = 512
+"""Leases packed per scheduling cycle: two milliseconds of work, for more leases than a cycle makes."""
+
 BODY_TIMEOUT = 30_000
 """Milliseconds for a request's body to arrive: a slow sender holds memory and a connection."""
 

@@ -24,8 +24,8 @@ async def copy_partition(ref: PartitionRef, source: Backend, target: PartitionSt
     Both are opened with `fence`: a later owner of either is an error, and no earlier copy can interfere. `note` is called with the bytes
     of each write. Raises FencedError, DamagedError, LostError, StoreUnavailableError; the copy can then be repeated, with a higher fence.
     """
-    snapshot = await source.open(ref, fence)
-    found = await target.open(ref, fence)
+    snapshot = (await source.open(ref, fence)).whole()
+    found = (await target.open(ref, fence)).whole()
     if (found.header, found.records) == (snapshot.header, snapshot.records):
         return Least(fence, found.txn)
     if found.txn:

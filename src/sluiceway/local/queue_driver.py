@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from sluiceway.adapters import system
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.group.group_records import Token
 from sluiceway.core.partition.compaction import Compaction
+from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.queries import load
 from sluiceway.core.partition.recording import Recording
 from sluiceway.core.partition.snapshots import Snapshot
@@ -55,6 +57,7 @@ from sluiceway.local.rate_tokens import RateTokens
 from sluiceway.local.row_fetcher import PartitionHandle, RowFetcher
 from sluiceway.local.slot_quotas import SlotQuotas
 from sluiceway.local.transfers import SendTransfer, Transfers
+from sluiceway.model.changes import Snapshot as StoredPartition
 from sluiceway.model.leased_items import Slice
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import MoveOut
@@ -91,6 +94,23 @@ def _collector_paused(records: int) -> Iterator[None]:
                 gc.collect()  # Collect first: garbage must not be frozen with the rest.
                 gc.freeze()
             gc.enable()
+
+
+_one_large = threading.Lock()
+"""Held while a large partition is loaded: several at once would need the memory of all, and be no quicker."""
+
+
+async def _loaded(snapshot: StoredPartition) -> Partition:
+    """Load a partition: a large one in a thread, since it takes a second per million records."""
+    if snapshot.size < MANY_RECORDS:
+        with _collector_paused(snapshot.size):
+            return load(snapshot)
+    return await asyncio.to_thread(_load_large, snapshot)
+
+
+def _load_large(snapshot: StoredPartition) -> Partition:
+    with _one_large, _collector_paused(snapshot.size):
+        return load(snapshot)
 
 
 class Waiter(NamedTuple):
@@ -632,8 +652,8 @@ class QueueDriver:
         final = False
         try:
             snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.partition, effect.opening))
-            with _collector_paused(len(snapshot.records)):
-                loaded: Any = load(snapshot)
+            loaded: Any = await _loaded(snapshot)
+            del snapshot
             self._context.clock.opened(self.record.queue_name, effect.partition, loaded.log.header.now)
         except StoreUnavailableError as error:
             loaded = error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sluiceway.model.changes import Changes, Fence, Least, PartitionRef, RecordKey, RecordKind, Snapshot
+from sluiceway.model.changes import Changes, Fence, Least, PackedRecords, PartitionRef, RecordKey, RecordKind, Snapshot
 from sluiceway.model.outcomes import Outcome
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "FencedError",
     "Least",
     "LostError",
+    "PackedRecords",
     "PartitionRef",
     "PartitionStore",
     "RecordKey",
@@ -87,7 +88,7 @@ class PartitionStore(Protocol):
         ...
 
     async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
-        """Raise the partition's fence and load it, in one atomic step.
+        """Raise the partition's fence and load it, in one atomic step. The records of many leases may be in `Snapshot.leases`.
 
         `least` is its acknowledged state. A partition that is missing, was last opened with a lower fence, or has applied fewer cycles,
         is a LostError: it is never created, and its fence stays. Only without `least` is an empty partition created; nothing in it was ever
@@ -119,7 +120,7 @@ class PartitionStore(Protocol):
         ...
 
     async def browse(self, ref: PartitionRef) -> Snapshot:
-        """Return a consistent snapshot without touching the fence; an empty one for a missing partition."""
+        """Return a consistent snapshot without touching the fence, with all records in `records`; an empty one for a missing partition."""
         ...
 
     async def drop(self, ref: PartitionRef) -> None:

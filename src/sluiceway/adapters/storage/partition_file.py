@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 import apsw
+import numpy as np
 
 from sluiceway.adapters.disk import create_private, sync_directory
 from sluiceway.adapters.layout import migrate
@@ -28,7 +29,7 @@ from sluiceway.ports.partition_store import (
     FencedError,
     Least,
     LostError,
-    RecordKey,
+    PackedRecords,
     RecordKind,
     Snapshot,
     StoreUnavailableError,
@@ -73,6 +74,12 @@ MIGRATIONS: tuple[str, ...] = (
 """Migration number n takes the layout from version n to n + 1. Released ones never change."""
 
 _KINDS = {kind.value: kind for kind in RecordKind}
+
+_AT_ONCE = 10_000
+"""Leases that are read in one step. As few, or fewer, are not packed."""
+
+_LEASE = RecordKind.LEASE.value
+_LEASE_CRC = crc32(f"{_LEASE}:".encode())
 
 
 def _record_crc(kind: str, key: str, value: bytes) -> int:
@@ -148,7 +155,7 @@ class PartitionFile:
                 if row is not None:
                     FencedError.check(self._name, Fence(*row[:3]), fence)
                 LostError.check(self._name, None if row is None else Least(Fence(*row[:3]), row[3]), least)
-                snapshot = self._load(row)
+                snapshot = self._load(row, packs=True)
                 state = (*fence, snapshot.txn, snapshot.header)
                 crc = _row_crc(*state)
                 crcs = crc if row is None else row[6] - row[5] + crc
@@ -250,7 +257,7 @@ class PartitionFile:
     def browse(self) -> Snapshot:
         """PartitionStore.browse."""
         with self._translated(), self._moment():
-            return self._load(self._row())
+            return self._load(self._row(), packs=False)
 
     @property
     def log_bytes(self) -> int:
@@ -299,19 +306,42 @@ class PartitionFile:
             raise DamagedError(f"partition {self._name}: the header failed its checksum")
         return row
 
-    def _load(self, row: tuple[Any, ...] | None) -> Snapshot:
+    def _load(self, row: tuple[Any, ...] | None, *, packs: bool) -> Snapshot:
+        """Read the records; `packs`: many leases as packed records."""
         if row is None:
             return Snapshot(0, None, {})
-        records: dict[RecordKey, bytes] = {}
-        crcs = row[5]
-        for kind, key, crc, value in self._db.execute("SELECT kind, key, crc, value FROM record"):
+        snapshot = Snapshot(row[3], row[4], {})
+        crcs = row[5] + self._read_leases(snapshot, packs)
+        # Each part is a range of the primary key.
+        parts = "SELECT * FROM record WHERE kind < ? UNION ALL SELECT * FROM record WHERE kind > ?"
+        for kind, key, crc, value in self._db.execute(parts, (_LEASE, _LEASE)):
             if kind not in _KINDS or _record_crc(kind, key, value) != crc:
-                raise DamagedError(f"partition {self._name}: record {kind}:{key} failed its checksum")
-            records[_KINDS[kind], key] = value
+                raise self._record_damaged(kind, key)
+            snapshot.records[_KINDS[kind], key] = value
             crcs += crc
         if crcs != row[6]:
             raise DamagedError(f"partition {self._name}: its records are inconsistent")
-        return Snapshot(row[3], row[4], records)
+        return snapshot
+
+    def _read_leases(self, snapshot: Snapshot, packs: bool) -> int:
+        """Read the records of leases into the snapshot, of which there may be a million. Returns the sum of their checksums."""
+        crcs = 0
+        rows = self._db.execute("SELECT CAST(key AS BLOB), crc, value FROM record WHERE kind = ?", (_LEASE,))
+        while some := list(itertools.islice(rows, _AT_ONCE)):
+            keys, known, values = zip(*some, strict=True)
+            for key, crc, value in some:
+                if crc32(value, crc32(key, _LEASE_CRC)) != crc:
+                    raise self._record_damaged(_LEASE, key.decode(errors="replace"))
+            crcs += sum(known)
+            if packs and (snapshot.leases or len(some) == _AT_ONCE):
+                ends = np.cumsum(np.array([len(value) for value in values], np.int64))
+                snapshot.leases.append(PackedRecords(np.array([int(key) for key in keys], np.int64), ends, b"".join(values)))
+            else:
+                snapshot.records.update(((RecordKind.LEASE, key.decode()), value) for key, value in zip(keys, values, strict=True))
+        return crcs
+
+    def _record_damaged(self, kind: str, key: str) -> DamagedError:
+        return DamagedError(f"partition {self._name}: record {kind}:{key} failed its checksum")
 
     def _roll_back(self) -> None:
         if self._db.in_transaction:

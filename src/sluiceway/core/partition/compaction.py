@@ -14,7 +14,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.core.partition.partition import Partition
-from sluiceway.core.partition.records import Extent, Part, by_part, rows_of_part, to_array
+from sluiceway.core.partition.records import Extent, Part, by_part, from_array, rows_of_part, to_array
 from sluiceway.model.requests import Offsets
 
 MAX_COMPACTIONS = 64
@@ -67,8 +67,10 @@ def _open_rows_of(partition: Partition, extent: Extent) -> Iterator[BitMap]:
     """The rows of an extent that wait in the line, and those in live leases."""
     at = partition.log.at(extent)
     yield rows_of_part(Part(extent, 0, extent.count, 0), extent.waiting(at))
-    passed = np.arange(extent.first, extent.first + min(at, extent.count), dtype=np.int64)
-    for run, place in partition.spans.split(passed):
+    end = extent.first + min(at, extent.count)
+    packed = partition.leases.packed_offsets(extent.first, end)
+    yield rows_of_part(Part(extent, 0, extent.count, 0), from_array(packed - extent.first))
+    for run, place in partition.leases.spans.split(np.arange(extent.first, end, dtype=np.int64)):
         if place is not None:
             lease, part = place
             begin = int(run[0]) - part.first + part.base

@@ -105,7 +105,7 @@ def waiting_among(partition: Partition, offsets: Offsets) -> list[Slice]:
 
 def why_left(partition: Partition, offset: int) -> LeftReason:
     """Why a call on waiting items did not act on this one."""
-    place = partition.spans.at(offset)
+    place = partition.leases.at(offset)
     if place is not None and offset - place[1].first + place[1].base not in place[0].settled:
         return "leased"
     if partition.log.ready_extent(offset) is not None:
@@ -114,11 +114,7 @@ def why_left(partition: Partition, offset: int) -> LeftReason:
 
 
 def _leased(partition: Partition, start: int) -> Iterator[Listed]:
-    starts = partition.spans.starts
-    for at in range(max(0, bisect_right(starts, start) - 1), len(starts)):
-        place = partition.spans.at(starts[at])
-        assert place is not None, "a span begins where no lease is"
-        lease, part = place
+    for lease, part in partition.leases.places_from(start):
         begin = part.base + max(0, start - part.first)
         index = to_array(BitMap(range(begin, max(begin, part.base + part.count))) - lease.settled) - part.base
         if len(index):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.contract.item_answers import IgnoredReason
@@ -25,7 +26,8 @@ from sluiceway.core.partition.circuit_breaker import Circuit
 from sluiceway.core.partition.closed_leases import ClosedLeases
 from sluiceway.core.partition.idempotency_keys import PART, PLACED, KeyMemory, KeyResult, SlotPlace, places_of, slot_rows
 from sluiceway.core.partition.key_flows import KeyRules, Taking, behind_in_flows, keyed_among
-from sluiceway.core.partition.lease_spans import Spans
+from sluiceway.core.partition.lease_columns import NO_TEXT, LeaseRows
+from sluiceway.core.partition.lease_table import LeaseTable
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.records import (
     EXPIRED_READY,
@@ -109,16 +111,14 @@ class Partition:
         self.transfers = TransferTable(self.log)
         self.keys = KeyMemory()
         self.admission = Admission(self.log, self.keys)
-        self.leases: dict[int, LeaseState] = {}
+        self.leases = LeaseTable(self.log.extents)
         self._key_rules = KeyRules()
         self._unique: Unique | None = None
         self.follow(Rules(max_attempts, keeps_dead))
         self.txn = 0
         self.leased_count = 0
-        self.deadlines: list[tuple[Millis, int]] = []
         self.ticked = 0
         """Leases and entries handled by the last `tick`."""
-        self.spans = Spans()
         self.by_key: dict[tuple[str, str], dict[int, None]] = {}
         self._fresh_keys: set[tuple[str, str]] = set()
         """Lease keys that gained live leases since the last commit known to have landed; the store holds none under them."""
@@ -301,19 +301,9 @@ class Partition:
 
     def _enter(self, lease: LeaseState) -> None:
         """Add a lease to the indexes."""
-        self.leases[lease.number] = lease
-        self.spans.add(lease)
-        self._note_deadline(lease)
+        self.leases.enter(lease)
         if lease.lease_key is not None:
             self.by_key.setdefault((lease.client_id, lease.lease_key), {})[lease.number] = None
-
-    def _note_deadline(self, lease: LeaseState) -> None:
-        if len(self.deadlines) > 2 * len(self.leases) + 1_000:
-            # Entries of closed or extended leases pile up behind a long-lived one.
-            self.deadlines = [(each.deadline, each.number) for each in self.leases.values() if each.deadline is not None]
-            heapq.heapify(self.deadlines)
-        elif lease.deadline is not None:
-            heapq.heappush(self.deadlines, (lease.deadline, lease.number))
 
     def restore_lease(self, lease: LeaseState) -> None:
         """Add a lease loaded from storage."""
@@ -321,9 +311,16 @@ class Partition:
         self._enter(lease)
         self.leased_count += lease.open
 
+    def restore_rows(self, rows: LeaseRows, texts: list[str]) -> None:
+        """Add plain leases loaded from storage, before any others."""
+        self.leases.restore(rows, texts)
+        self.leased_count += int(rows.counts.sum())
+        for row in np.flatnonzero(rows.keys != NO_TEXT).tolist():
+            name = texts[rows.clients[row]], texts[rows.keys[row]]
+            self.by_key.setdefault(name, {})[int(rows.numbers[row])] = None
+
     def _leave(self, lease: LeaseState) -> None:
-        del self.leases[lease.number]
-        self.spans.remove(lease)
+        self.leases.remove(lease.number)
         for forgotten in self.closed.add(lease):
             self.log.touch(RecordKind.LEASE, forgotten)
         if lease.lease_key is not None:
@@ -353,7 +350,7 @@ class Partition:
 
     def lease_of(self, number: int, client_id: str | None) -> LeaseState | IgnoredReason:
         """The live lease (with `client_id`: of that client), or the reason why there is none."""
-        lease = self.leases.get(number)
+        lease = self.leases.find(number)
         if lease is None:
             return self.closed.why_lease(number) or ("settled" if 0 < number <= self.log.header.lease_number else "unknown")
         return lease if client_id is None or lease.client_id == client_id else "not_yours"
@@ -361,7 +358,7 @@ class Partition:
     def extend(self, lease: LeaseState, deadline: Millis) -> None:
         """Set a live lease's deadline."""
         lease.deadline = deadline
-        self._note_deadline(lease)
+        self.leases.extend(lease.number, deadline)
         self.log.touch(RecordKind.LEASE, lease.number)
 
     # ---- settle -----------------------------------------------------------------------------------------------
@@ -372,7 +369,8 @@ class Partition:
         """Apply the disposition to the leased among the (sorted, unique) offsets, or only record it with `stage`. Counts into `result`;
         returns the ignored."""
         ignored: list[tuple[int, IgnoredReason]] = []
-        for lease, positions in self.in_leases(offsets, ignored, client_id):
+        for found, positions in self.in_leases(offsets, ignored, client_id):
+            lease = self.leases.unpack(found.number) if stage or len(positions) < found.open else found
             if stage:
                 self._stage(lease, positions, disposition)
                 result.count(disposition.verdict, len(positions))
@@ -409,7 +407,7 @@ class Partition:
     ) -> Iterator[tuple[LeaseState, BitMap]]:
         """Group the offsets by lease, as open positions; the others are added to `ignored`."""
         found: dict[int, tuple[LeaseState, BitMap]] = {}
-        for run, place in self.spans.split(offsets):
+        for run, place in self.leases.split(offsets):
             if place is None:
                 ignored.extend((offset, self._why_ignored(offset)) for offset in run.tolist())
                 continue
@@ -614,16 +612,11 @@ class Partition:
     def next_timer(self) -> Millis | None:
         """Time of the next work for `tick`; None: none."""
         log = self.log
-        while self.deadlines:
-            deadline, number = self.deadlines[0]
-            if (lease := self.leases.get(number)) is not None and lease.deadline == deadline:
-                break
-            heapq.heappop(self.deadlines)
         while log.due_times and log.due_times[0][1] not in log.dues:
             heapq.heappop(log.due_times)
         while log.expiries and not self._may_expire(log.expiries[0][1]):
             heapq.heappop(log.expiries)
-        at = max(self.deadlines[0][0], self.grace_until) if self.deadlines else None
+        at = self._runs_out_at()
         for heap in (log.due_times, log.expiries):
             if heap and heap[0][0] < HELD and (at is None or heap[0][0] < at):
                 at = heap[0][0]
@@ -633,6 +626,11 @@ class Partition:
         if log.flows is not None and (wakes_at := log.flows.wakes_at()) is not None and (at is None or wakes_at < at):
             at = wakes_at
         return at
+
+    def _runs_out_at(self) -> Millis | None:
+        """When the next lease runs out; None: there is none."""
+        deadline = self.leases.next_deadline()
+        return None if deadline is None else max(deadline[0], self.grace_until)
 
     def _may_expire(self, first: int) -> bool:
         extent = self.log.extents.get(first)
@@ -653,8 +651,8 @@ class Partition:
             self.ticked += 1
             log.record_time(now)
             is_due = bool(log.due_times) and log.due_times[0][0] == at
-            if not is_due and self.deadlines and max(self.deadlines[0][0], self.grace_until) == at:
-                moved += self._run_out(self.leases[heapq.heappop(self.deadlines)[1]], now, back)
+            if not is_due and (deadline := self.leases.next_deadline()) is not None and max(deadline[0], self.grace_until) == at:
+                moved += self._run_out(self.leases[deadline[1]], now, back)
                 continue
             self._append_returns(back, now)
             if is_due:
@@ -722,14 +720,19 @@ class Partition:
         puts = {name: data for name, data in records.items() if data is not None}
         changes = Changes(self.txn, pack(log.header), puts, records.keys() - puts.keys(), blobs, dropped, compacted)
         log.touched, log.changed, self.keys.touched, log.failures.touched, log.bundles.touched = {}, False, {}, {}, {}
+        if log.flows is None:
+            # Leases by key are in no order of offsets, by which those of many small columns are found.
+            self.leases.pack()
         return changes, fresh
 
     def _record(self, name: RecordName) -> bytes | None:
         """The current bytes of a record; None if it is gone."""
         kind, number = name
         if kind is RecordKind.LEASE:
-            lease = self.leases.get(number) or self.transfers.by_number.get(number)
-            return lease_bytes(lease) if lease else self.closed.record(number)
+            if (closed := self.closed.record(number)) is not None:
+                return closed
+            lease = self.leases.find(number) or self.transfers.by_number.get(number)
+            return lease_bytes(lease) if lease else None
         if kind is RecordKind.EXTENT:
             extent = self.log.extents.get(number)
             return extent_bytes(extent) if extent else None

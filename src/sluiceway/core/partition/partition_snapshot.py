@@ -14,7 +14,7 @@ from sluiceway.model.inspection import Standing
 
 def runs_of(partition: Partition, states: Iterable[BrowseState]) -> int:
     """Upper bound for the number of runs in a snapshot of these states, computed without visiting the items."""
-    most = {"leased": len(partition.spans.starts), "ready": len(partition.log.ready), "scheduled": len(partition.log.dues)}
+    most = {"leased": partition.leases.parts, "ready": len(partition.log.ready), "scheduled": len(partition.log.dues)}
     return sum(most[state] for state in set(states))
 
 
@@ -32,10 +32,7 @@ def take(partition: Partition, states: Iterable[BrowseState]) -> Snapshot:
 
 
 def _leased(partition: Partition) -> Iterator[Run]:
-    for start in partition.spans.starts:
-        place = partition.spans.at(start)
-        assert place is not None, "a span begins where no lease is"
-        lease, part = place
+    for lease, part in partition.leases.places_from(0):
         extent = part.extent
         standing = Standing(lease.deadline, extent.expires_at or None)
         if not lease.settled:

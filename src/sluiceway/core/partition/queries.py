@@ -12,11 +12,13 @@ import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.contract.queue_stats import COUNTERS, PartitionStats
+from sluiceway.core.partition import lease_loading
 from sluiceway.core.partition.blob_uniques import BlobUniques
 from sluiceway.core.partition.blob_values import BlobValues
 from sluiceway.core.partition.closed_leases import unknown_extent
 from sluiceway.core.partition.compaction import open_rows
 from sluiceway.core.partition.key_flows import KeyFlows, KeyTotals
+from sluiceway.core.partition.lease_loading import load_plain, packed_records
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import (
     EXPIRED_READY,
@@ -185,7 +187,7 @@ def reasons(partition: Partition) -> Counter[tuple[str, str]]:
 def explain(partition: Partition, offset: int) -> Explanation:
     """Explain the item's current place. Scans the whole line: for people, not for the hot path."""
     disposition: str | None = partition.closed.why_offset(offset)
-    place = partition.spans.at(offset)
+    place = partition.leases.at(offset)
     if place is not None:
         lease, part = place
         position = offset - part.first + part.base
@@ -336,7 +338,10 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
         )
     _load_line(partition, sorted(records[RecordKind.EXTENT]))
     firsts = list(partition.log.extents)
-    for number, data in sorted(records[RecordKind.LEASE]):
+    leases = records[RecordKind.LEASE]
+    batches = [packed_records(leases)] if len(leases) >= lease_loading.MIN_PACKED else []
+    others = load_plain(partition, [*snapshot.leases, *batches])
+    for number, data in sorted(others if batches else others + leases):
         _load_lease(partition, number, unpack_lease(data), firsts)
     for number, data in sorted(records[RecordKind.FAILURE]):
         partition.log.failures.load(number, data)

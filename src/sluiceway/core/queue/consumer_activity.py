@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sluiceway.core.partition.lease_columns import ClientTally
 from sluiceway.core.partition.records import LeaseState
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -82,6 +83,15 @@ class Tally:
             consumer.items += lease.open
             if lease.deadline is not None and (consumer.lease_deadline is None or lease.deadline < consumer.lease_deadline):
                 consumer.lease_deadline = lease.deadline
+
+    def add_packed(self, tallies: Iterable[ClientTally]) -> None:
+        """Add live leases that are counted already."""
+        for each in tallies:
+            consumer = self._of(each.client_id)
+            consumer.leases += each.leases
+            consumer.items += each.items
+            if consumer.lease_deadline is None or each.deadline < consumer.lease_deadline:
+                consumer.lease_deadline = each.deadline
 
     def consumers(self) -> list[Consumer]:
         return list(self._consumers.values())
