@@ -370,10 +370,10 @@ def takes_produces_while_paused(original: Any) -> Any:
 def follows_new_settings_after_a_restart_only(original: Any) -> Any:
     """Open partitions keep the old settings."""
 
-    def configure(self: Any, record: Any) -> None:
+    def configure(self: Any, record: Any, dead_incarnation: Any = None) -> None:
         executors, self.executors = self.executors, {}
         try:
-            original(self, record)
+            original(self, record, dead_incarnation)
         finally:
             self.executors = executors
 

@@ -597,7 +597,9 @@ def test_more_than_one_commit_takes_is_published_bit_by_bit(data: Path) -> None:
         cluster = Cluster()
         committing = cluster.meta.commit
 
-        async def end_with_a_queue(checks: Any = None, unchanged: Any = None, puts: Any = None, deletes: Any = ()) -> Stamp:
+        async def end_with_a_queue(
+            checks: Any = None, unchanged: Any = None, puts: Any = None, deletes: Any = (), *, hint: bool = True
+        ) -> Stamp:
             stamp = await committing(checks, unchanged, puts, deletes)
             if any(key.startswith(QUEUE) for key in puts):
                 raise Killed
