@@ -14,6 +14,7 @@ from typing import Any
 
 from moto.kinesis import models, utils
 from moto.moto_server import werkzeug_app
+from moto.s3 import responses
 from werkzeug.serving import make_server
 
 NUMBERS = itertools.count(49_600_000 * 10**48 + 1)
@@ -23,10 +24,15 @@ MUTEX = threading.RLock()
 
 def mend() -> None:
     """moto 5.2.5 gives new records to the closed parent, moves or copies a parent's records into its children, gives two records that
-    come at once one number, and never says that a closed shard has been read to its end."""
+    come at once one number, and never says that a closed shard has been read to its end. Its S3 lets several create one object at once."""
+    mend_creations(responses.S3Response)
     mend_shards(models.Shard)
     mend_streams(models.Stream)
     mend_calls(models.KinesisBackend)
+
+
+def mend_creations(objects: Any) -> None:
+    objects.put_object = locked(objects.put_object)
 
 
 def mend_shards(shards: Any) -> None:

@@ -1,4 +1,4 @@
-"""A Kinesis of the tests' own: moto's server as a process on loopback, mended where it is no Kinesis after a reshard."""
+"""A Kinesis and an S3 of the tests' own: moto's server as a process on loopback, mended where it is neither."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class MotoServer:
     """Started by entering the block, stopped by leaving it. Its streams live as long as it does.
 
     `mended`: shards keep their records when they are split or merged, only open ones take new ones, numbers rise and are never given
-    twice, and a closed shard that was read to its end gives no way on, as with the real service. Otherwise moto is as it is.
+    twice, a closed shard that was read to its end gives no way on, and of several that create an object at once one does, as with the
+    real services. Otherwise moto is as it is.
     """
 
     def __init__(self, mended: bool = True) -> None:
