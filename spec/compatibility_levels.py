@@ -104,7 +104,7 @@ class CompatibilityLevels:
         target = understood(look, NEW)
         if not self._rules.announces and target > state.level.level:
             return Level(level=target)
-        writes = next_step(look, KEYS, target).writes
+        writes = next_step(look, KEYS, target)
         return None if writes is None else msgspec.json.decode(writes.puts[KEYS.level], type=Level)
 
     def _raised(self, state: State, number: int, shot: Shot) -> State:

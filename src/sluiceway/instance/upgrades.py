@@ -33,12 +33,12 @@ class Upgrades:
         """
         look = await self._look()
         target = understood(look, KNOWN.newest)
-        while (step := next_step(look, KEYS, target)).writes is not None:
-            key, entry = self._audit.entry("upgrades.finalize", by, detail=msgspec.json.decode(step.writes.puts[KEYS.level]))
+        while (writes := next_step(look, KEYS, target)) is not None:
+            key, entry = self._audit.entry("upgrades.finalize", by, detail=msgspec.json.decode(writes.puts[KEYS.level]))
             try:
                 # After a conflict, the next look shows what holds.
                 with contextlib.suppress(ConflictError):
-                    await self._meta.commit(step.writes.checks, puts={**step.writes.puts, key: entry})
+                    await self._meta.commit(writes.checks, puts={**writes.puts, key: entry})
             except MetaUnknownError as error:
                 raise SluicewayError("outcome_unknown", f"{error}; run the command again") from error
             look = await self._look()

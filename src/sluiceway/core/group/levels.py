@@ -7,17 +7,8 @@ do. Both check the record, so they may be repeated, by anyone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from sluiceway.core.group.group_records import GroupView, Keys, Level, Writes
 from sluiceway.kernel.compatibility import Levels
-
-
-class Raising(NamedTuple):
-    """The next step towards a level. `writes` None: it is reached, or held back. `behind`: the members that do not understand it yet."""
-
-    writes: Writes | None
-    behind: tuple[str, ...] = ()
 
 
 def admits(level: Level | None, levels: Levels | None) -> bool:
@@ -32,14 +23,16 @@ def understood(look: GroupView, newest: int) -> int:
     return min([newest, *(record.levels.newest if record.levels else 0 for record in look.members.values())])
 
 
-def next_step(look: GroupView, keys: Keys, level: int) -> Raising:
-    """The next step that raises the group to that level, or, if a member is behind or the level is reached, takes an announcement back."""
+def next_step(look: GroupView, keys: Keys, level: int) -> Writes | None:
+    """The next commit that raises the group to that level, or, if a member is behind or the level is reached, takes an announcement back.
+
+    None: there is nothing to do.
+    """
     assert look.level is not None, "the group has a level"
     before = look.level
-    behind = tuple(name for name, record in sorted(look.members.items()) if record.levels is None or record.levels.newest < level)
-    if before.level >= level or behind:
+    if before.level >= level or understood(look, level) < level:
         if not before.rising_to:
-            return Raising(None, behind)
+            return None
         after = Level(level=before.level)
     elif before.rising_to == level:
         after = Level(level=level)
@@ -47,4 +40,4 @@ def next_step(look: GroupView, keys: Keys, level: int) -> Raising:
         after = Level(level=before.level, rising_to=level)
     writes = Writes(checks={keys.level: look.stamp(keys.level)})
     writes.put(keys.level, after)
-    return Raising(writes, behind)
+    return writes
