@@ -70,7 +70,7 @@ class Setting:
     """A cluster. `calls`: requests per second at each instance; `call_here`: processor seconds of one, and of its hop at either side.
 
     `strays`: fraction of the calls on leased items sent to any instance (behind a load balancer); the others go to the owner.
-    `quiet`: in large groups nobody is told of a beat, rather than all members look at each. `told_what`: a hint names the change, so that
+    `quiet`: in large groups, beats wake no other member; before, all looked at each. `told_what`: a hint names the change, so that
     it wakes only the watchers that it concerns. `delta`: a look fetches the changes rather than the whole group. `network`: megabytes per
     second that the meta store can send.
     """

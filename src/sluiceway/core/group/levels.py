@@ -1,8 +1,8 @@
 """Raising a group's compatibility level: to one that all members understand, and with no other member joining meanwhile.
 
 Members come and go while the level rises, so it takes two commits. The first announces the level: a member joins by a commit that checks
-the level's record, so whoever joins after it understands the new level. The second raises the level, from a later look in which all members
-do. Both check the record, so they may be repeated, by anyone.
+the level's record, so every member that joins after it understands the new level. The second raises the level, from a later look in which
+all members do. Both check the record, so any process may repeat them.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from sluiceway.core.group.plan import moves, sticky
 from sluiceway.kernel.clock import Millis
 
 SEALERS = 3
-"""Members that look for the marks of a large group, of which nobody is told. If they fail, others find them at their next look."""
+"""Members that poll for marks in a large group, whose watchers are not told of marks. If all fail, another finds them at its next look."""
 LOOKS_A_BEAT = 8
 """How often a member looks in a large group while it waits for others."""
 TURN: Millis = 20
