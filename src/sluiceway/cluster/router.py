@@ -45,7 +45,7 @@ from sluiceway.model.inspection import (
     SearchedPage,
     SearchedQueue,
 )
-from sluiceway.model.item_keys import Division, has_keys, has_priorities, in_runs
+from sluiceway.model.item_keys import Division, has_keys, has_only_payloads, has_priorities, in_runs
 from sluiceway.model.peers import (
     Ask,
     Close,
@@ -267,11 +267,14 @@ class Router:
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
-    async def produce(self, record: QueueRecord, request: Produce) -> Produced:
+    def produce(self, record: QueueRecord, request: Produce) -> Coroutine[Any, Any, Produced]:
+        """Not a coroutine itself, as one costs each produce half a microsecond."""
         share = self.share(record)
-        if request.part is not None or request.lives:
-            return await self._produce_whole(record, share, request)
-        # First what costs least: most items have no key.
+        if request.part is not None or request.lives or has_only_payloads(request.batch):
+            return self._produce_whole(record, share, request)
+        return self._produce_by_columns(record, share, request)
+
+    async def _produce_by_columns(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
         by_key = has_keys(request.batch) and share.record.goes_by_keys
         by_priority = has_priorities(request.batch) and share.record.priority is not None
         unique = has_unique_keys(request.batch)

@@ -55,6 +55,11 @@ def has_values(rows: Rows, column: str) -> bool:
     return column in rows.schema.names and rows.column(column).null_count < rows.num_rows
 
 
+def has_only_payloads(rows: Rows) -> bool:
+    """Whether the rows have payloads and nothing else. False also for rows with other columns that have no values."""
+    return not rows.others if isinstance(rows, SmallBatch) else rows.num_columns == 1
+
+
 def has_priorities(rows: Rows) -> bool:
     """Whether any of the rows has a priority of its own."""
     return has_values(rows, PRIORITY)

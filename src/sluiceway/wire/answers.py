@@ -189,7 +189,7 @@ def _served(incarnation: str, served: Served, deadlines: _Deadlines) -> Iterable
     enqueued_at, lease_id = time_field(piece.enqueued_at), str(LeaseId(incarnation, partition, lease)) if lease else None
     deadline, place = deadlines.get((partition, lease)), f"{incarnation}.{partition}"
     absent = [None] * few.num_rows
-    others = (few.others.get(field.name, absent) for field in OPTIONAL)
+    others = [few.others.get(field.name, absent) for field in OPTIONAL] if few.others else [absent] * len(OPTIONAL)
     rows = zip(piece.offsets.tolist(), (piece.rows + piece.blob).tolist(), few.payloads, *others, strict=True)
     for offset, first, payload, kind, encoding, reference, headers, origin, key, priority, unique_key in rows:
         yield items.LeasedItem(

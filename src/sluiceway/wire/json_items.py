@@ -75,6 +75,8 @@ class ProduceFields(Call):
 
     def key(self, record: QueueRecord) -> ProduceKey | None:
         """The idempotency key; None: the call has none. Raises `invalid_request`."""
+        if self.idempotency_key is None and self.idempotency_group is None and self.idempotency_sequence is None:
+            return None
         key = given_text(self.idempotency_key, "idempotency_key")
         group = given_text(self.idempotency_group, "idempotency_group")
         for own in (TRANSFER_GROUP, MOVE_GROUP, SCHEDULE_GROUP, BUNDLE_GROUP):
@@ -107,7 +109,11 @@ class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     enqueue_at: TimeText | None = None
 
 
+_OTHERS = [name for name in Item.__struct_fields__ if name not in ("payload", "utf8")]
+_others_of = attrgetter(*_OTHERS)
 _TEXTS = [(name, attrgetter(name)) for name in ("kind", "encoding", "reference", "key", "unique_key")]
+_NO_OTHERS = (None,) * len(_OTHERS)
+_PAYLOAD_ONLY = pa.schema([PAYLOAD])
 _KEYS = ("key", "unique_key")
 _PRIORITY = attrgetter("priority")
 _HEADERS = attrgetter("headers")
@@ -131,7 +137,8 @@ def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:
 
     Raises `invalid_request` for an item without exactly one payload.
     """
-    payloads, others = [], {}
+    payloads: list[bytes] = []
+    others: dict[str, list[Any]] = {}
     nbytes = 0
     for at, item in enumerate(items):
         payload = _payload(item, at)
@@ -139,6 +146,8 @@ def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:
             return None
         payloads.append(payload)
         nbytes += len(payload) + _OFFSET_BYTES
+    if _are_payloads_only(items):
+        return SmallBatch(payloads, others, nbytes) if nbytes <= MAX_FEW_BYTES else None
     for name, value_of in _TEXTS:
         texts = [*map(value_of, items)]
         if _any_given(texts):
@@ -164,6 +173,8 @@ def to_small_batch(items: Sequence[Item]) -> SmallBatch | None:
 def batch_of(items: Sequence[Item]) -> pa.RecordBatch:
     """The items as one record batch: `payload`, and each column in which an item has a value. Raises `invalid_request`."""
     columns = {PAYLOAD.name: pa.array([_payload(item, at) for at, item in enumerate(items)], PAYLOAD.type)}
+    if _are_payloads_only(items):
+        return pa.RecordBatch.from_arrays([columns[PAYLOAD.name]], schema=_PAYLOAD_ONLY)
     for name, value_of in _TEXTS:
         texts: list[str | None] = [*map(value_of, items)]
         if _any_given(texts):
@@ -180,6 +191,11 @@ def batch_of(items: Sequence[Item]) -> pa.RecordBatch:
         columns[ENQUEUE_AT.name] = pa.array(moments, ENQUEUE_AT.type)
     fields = [field for field in (PAYLOAD, *OPTIONAL, ENQUEUE_AT) if field.name in columns]
     return pa.RecordBatch.from_arrays([columns[field.name] for field in fields], schema=pa.schema(fields))
+
+
+def _are_payloads_only(items: Sequence[Item]) -> bool:
+    # One pass instead of one for each optional field: most items have none.
+    return [*map(_others_of, items)].count(_NO_OTHERS) == len(items)
 
 
 def _any_given(values: list[Any]) -> bool:

@@ -531,7 +531,7 @@ class PartitionExecutor:
 
     def _produced(self, placed: Placed) -> Produced:
         first, items, repeated, partition, runs, duplicates = placed
-        told = tuple((self.number if at is None else at, start, rows) for at, start, rows in runs)
+        told = tuple([(self.number if at is None else at, start, rows) for at, start, rows in runs]) if runs else ()
         return Produced(self.number if partition is None else partition, first, items, repeated, told, duplicates)
 
     def _rebalance(self, work: Rebalancing, now: Millis) -> Answer:

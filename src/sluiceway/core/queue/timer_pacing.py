@@ -41,8 +41,13 @@ class TimerPace:
         self._waiting.setdefault(queue)
         return max(0.0, self.rests_until - now)
 
-    def note(self, queue: str, entries: int, spent: float, elapsed: float, now: float) -> None:
-        """Record the entries handled by a cycle of this queue: `spent` seconds of processor time, `elapsed` seconds of wall time.
+    def has_backlog(self, queue: str) -> bool:
+        """Whether this queue has timers left over: `note` then needs the processor time of its next cycle."""
+        return queue in self._waiting
+
+    def note(self, queue: str, entries: int, spent: float | None, elapsed: float, now: float) -> None:
+        """Record the entries handled by a cycle of this queue: `spent` seconds of processor time (None: not measured, the size stays),
+        `elapsed` seconds of wall time.
 
         The size follows processor time: by wall time slices would be tiny on a busy machine, and many small transactions cost more than a
         few large ones. The rest follows wall time: a mass expiry then takes half of what the machine leaves to this process.
@@ -53,8 +58,9 @@ class TimerPace:
             del self._waiting[queue]
         if entries < self._entries:
             return  # Everything due was handled: no backlog to pace, and too small a sample.
-        fits = int(entries * TIMER_SLICE / 1000 / max(spent, 1e-6))
-        # Double or halve at most: one cycle may have been interrupted, or have had many produces as well.
-        self._entries = max(MIN_SLICE, min(TIMER_BATCH, 2 * entries, max(entries // 2, fits)))
+        if spent is not None:
+            fits = int(entries * TIMER_SLICE / 1000 / max(spent, 1e-6))
+            # Double or halve at most: one cycle may have been interrupted, or have had many produces as well.
+            self._entries = max(MIN_SLICE, min(TIMER_BATCH, 2 * entries, max(entries // 2, fits)))
         self._rest = elapsed
         self.rests_until = now + elapsed
