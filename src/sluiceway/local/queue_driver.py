@@ -497,15 +497,15 @@ class QueueDriver:
             # This instance has heard of the setting before it has heard of the queue that is named.
             self._dead_incarnation = self._find_dead_queue()
             self.queue.configure(self.record, self._dead_incarnation)
-        pace, queue_id = self._context.pace, self.record.incarnation
+        pace = self._context.pace
         # A system call, so only for the slices of a backlog.
-        cpu_began = system.cpu_seconds() if pace.has_backlog(queue_id) else None
+        cpu_began = system.cpu_seconds() if pace.is_behind else None
         began = system.stopwatch()
         effects = self.queue.cycle(system.now(), timers)
         if self.queue.timers_done:
             now = system.stopwatch()
             spent = None if cpu_began is None else system.cpu_seconds() - cpu_began
-            pace.note(queue_id, self.queue.timers_done, spent, now - began, now)
+            pace.note(self.record.incarnation, self.queue.timers_done, spent, now - began, now)
         for effect in effects:
             self._carry_out(effect)
         if self.queue.circuit is not None or self._circuit_open:

@@ -27,6 +27,8 @@ class TimerPace:
         self._waiting: dict[str, None] = {}
         """Queues with timers left over, next first."""
         self.rests_until = 0.0
+        self.is_behind = False
+        """Whether the last slice was full, so that `note` needs the processor time of the next."""
 
     def allowance(self, queue: str, now: float) -> int:
         """The number of entries that a cycle of this queue may handle: 0 while the timers rest, or while another queue comes first."""
@@ -41,10 +43,6 @@ class TimerPace:
         self._waiting.setdefault(queue)
         return max(0.0, self.rests_until - now)
 
-    def has_backlog(self, queue: str) -> bool:
-        """Whether this queue has timers left over: `note` then needs the processor time of its next cycle."""
-        return queue in self._waiting
-
     def note(self, queue: str, entries: int, spent: float | None, elapsed: float, now: float) -> None:
         """Record the entries handled by a cycle of this queue: `spent` seconds of processor time (None: not measured, the size stays),
         `elapsed` seconds of wall time.
@@ -56,7 +54,8 @@ class TimerPace:
             while (first := next(iter(self._waiting))) != queue:
                 del self._waiting[first]
             del self._waiting[queue]
-        if entries < self._entries:
+        self.is_behind = entries >= self._entries
+        if not self.is_behind:
             return  # Everything due was handled: no backlog to pace, and too small a sample.
         if spent is not None:
             fits = int(entries * TIMER_SLICE / 1000 / max(spent, 1e-6))
