@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sluiceway.bench.servers import FamilyMeter, family_cpu
 from sluiceway.spark.options import Server as Address
@@ -42,41 +42,84 @@ class Run(NamedTuple):
         return statistics.median(seconds for _, seconds in self.batches[1:])
 
 
+class Work(Protocol):
+    """A stream of `items` of `size` bytes, `most` a batch."""
+
+    @property
+    def items(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def most(self) -> int: ...
+
+
 class Place(NamedTuple):
-    """Sluiceway or Kafka: `pid`: process whose processor time counts; `sink`, `source`: Spark options for a queue or topic."""
+    """A system in Spark, as `format` names it. `pid`: process whose processor time counts; `sink`, `source`: Spark's options for a queue or
+    topic; `columns`: those that are read, None: all."""
 
     name: str
-    pid: int
-    sink: Callable[[str], dict[str, str]]
-    source: Callable[[str, int], dict[str, str]]
+    format: str
+    pid: int | None
+    sink: Callable[[str], dict[str, str]] | None
+    source: Callable[[str, Work], dict[str, str]]
+    columns: str | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.format == "sluiceway"
 
 
-def sluiceway(url: str, pid: int) -> Place:
-    def sink(name: str) -> dict[str, str]:
-        return {"url": url, "queue": name}
+def sluiceway(name: str, url: str, pid: int, columns: str | None = None) -> Place:
+    def sink(queue: str) -> dict[str, str]:
+        return {"url": url, "queue": queue}
 
-    def source(name: str, most: int) -> dict[str, str]:
-        return {"url": url, "queue": name, "consumer": "bench", "maxItemsPerTrigger": str(most)}
+    def source(queue: str, work: Work) -> dict[str, str]:
+        return {"url": url, "queue": queue, "consumer": "bench", "maxItemsPerTrigger": str(work.most)}
 
-    return Place("sluiceway", pid, sink, source)
+    return Place(name, "sluiceway", pid, sink, source, columns)
 
 
-def kafka(bootstrap: str, pid: int) -> Place:
+def kafka(name: str, bootstrap: str, pid: int) -> Place:
     where = {"kafka.bootstrap.servers": bootstrap}
 
-    def sink(name: str) -> dict[str, str]:
-        return {**where, "topic": name, "kafka.acks": "all"}
+    def sink(topic: str) -> dict[str, str]:
+        return {**where, "topic": topic, "kafka.acks": "all"}
 
-    def source(name: str, most: int) -> dict[str, str]:
-        return {**where, "subscribe": name, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(most)}
+    def source(topic: str, work: Work) -> dict[str, str]:
+        return {**where, "subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(work.most)}
 
-    return Place("kafka", pid, sink, source)
+    return Place(name, "kafka", pid, sink, source)
+
+
+def empty(spark: SparkSession, name: str) -> Place:
+    """Registers the source that calls no server. Its tasks and record batches are as large as ours."""
+    from pyspark import cloudpickle
+
+    from bench import empty_source
+
+    # Workers know no package `bench`.
+    cloudpickle.register_pickle_by_value(empty_source)  # type: ignore[no-untyped-call]
+    spark.dataSource.register(empty_source.EmptySource)
+
+    def source(_: str, work: Work) -> dict[str, str]:
+        numbers = {"items": work.items, "most": work.most, "size": work.size, "tasks": PARTITIONS, "chunk": max(1, work.most // PARTITIONS)}
+        return {name: str(number) for name, number in numbers.items()}
+
+    return Place(name, empty_source.NAME, None, None, source)
 
 
 def create_queue(url: str, name: str) -> None:
     client = Client(Address(url, name, _REQUEST_TIMEOUT))
     try:
         client.call("/v1/queues.create", {"queue_name": name, "requested_partitions": PARTITIONS})
+    finally:
+        client.close()
+
+
+def delete_queue(url: str, name: str) -> None:
+    client = Client(Address(url, name, _REQUEST_TIMEOUT))
+    try:
+        client.call("/v1/queues.delete", {"queue_name": name, "force": True})
     finally:
         client.close()
 
@@ -93,7 +136,9 @@ def make_rows(spark: SparkSession, folder: Path, items: int, size: int) -> DataF
 
 
 def write(spark: SparkSession, place: Place, rows: DataFrame, name: str) -> Run:
-    return _measured(spark, place.pid, lambda: rows.write.format(place.name).mode("append").options(**place.sink(name)).save())
+    assert place.sink is not None
+    options = place.sink(name)
+    return _measured(spark, place.pid, lambda: rows.write.format(place.format).mode("append").options(**options).save())
 
 
 def scan(spark: SparkSession, rows: DataFrame) -> Run:
@@ -101,12 +146,13 @@ def scan(spark: SparkSession, rows: DataFrame) -> Run:
     return _measured(spark, None, lambda: rows.write.format("noop").mode("overwrite").save())
 
 
-def read(spark: SparkSession, place: Place, name: str, items: int, most: int, checkpoint: Path) -> Run:
-    """Read all rows, `most` per batch, to nowhere. Raises RuntimeError if there are not `items`."""
+def read(spark: SparkSession, place: Place, name: str, work: Work, checkpoint: Path) -> Run:
+    """Read all items, to nowhere. Raises RuntimeError if some are missing."""
     batches: list[tuple[int, float]] = []
 
     def run() -> None:
-        rows = spark.readStream.format(place.name).options(**place.source(name, most)).load()
+        stream = spark.readStream.format(place.format).options(**place.source(name, work))
+        rows = (stream if place.columns is None else stream.schema(place.columns)).load()
         query = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
         query.awaitTermination()
         told = ((batch.numInputRows, batch.durationMs["triggerExecution"] / 1000) for batch in query.recentProgress)
@@ -114,8 +160,8 @@ def read(spark: SparkSession, place: Place, name: str, items: int, most: int, ch
 
     measured = _measured(spark, place.pid, run)
     found = sum(rows for rows, _ in batches)
-    if found != items:
-        raise RuntimeError(f"{place.name}: {found} rows read of {items}")
+    if found != work.items:
+        raise RuntimeError(f"{place.name}: {found} rows read of {work.items}")
     return measured._replace(batches=tuple(batches))
 
 

@@ -82,6 +82,7 @@ class Rig:
         self.faults: list[Fault] = []
         self.answers: dict[Ticket, Result | SluicewayError] = {}
         self.commit_count = 0
+        self.is_pressed = False
         if max_attempts or keeps_dead:
             self.configure(max_attempts=max_attempts, dead_queue="dead" if keeps_dead else None)
         self.cycle()
@@ -92,7 +93,7 @@ class Rig:
     # ---- what happens -----------------------------------------------------------------------------------------
 
     def cycle(self) -> None:
-        for effect in self.queue.cycle(self.now):
+        for effect in self.queue.cycle(self.now, is_pressed=self.is_pressed):
             if isinstance(effect, Reply):
                 assert effect.ticket not in self.answers, "two answers"
                 self.answers[effect.ticket] = effect.result

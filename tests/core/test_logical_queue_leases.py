@@ -50,6 +50,30 @@ def test_what_is_ready_is_dealt_among_those_who_wait() -> None:
     assert [rig.grants(ticket)[0].items for ticket in tickets] == [16, 6, 1]
 
 
+def test_under_pressure_those_who_wait_are_filled_one_after_the_other() -> None:
+    rig = Rig()
+    rig.is_pressed = True
+    tickets = [rig.ask(lease(count, 1_000)) for count in (20, 6, 1)]
+    rig.fill(0, 23)
+    assert [[grant.items for grant in rig.grants(ticket)] for ticket in tickets[:2]] == [[20], [3]]
+    assert tickets[2] not in rig.answers
+    rig.fill(0, 1)
+    assert rig.grants(tickets[2])[0].items == 1
+    one, other = rig.ask(lease(100, 1_000)), rig.ask(lease(100, 1_000))
+    rig.is_pressed = False
+    rig.fill(0, 10)
+    assert [rig.grants(ticket)[0].items for ticket in (one, other)] == [5, 5]
+
+
+def test_under_pressure_each_partition_with_items_has_a_waiter_of_its_own() -> None:
+    rig = filled(6, 6)
+    rig.is_pressed = True
+    assert shared(rig, 4, 4, 4, 4) == [[(0, 4)], [(1, 4)], [(0, 2)], [(1, 2)]]
+    rig = filled(6, 6)
+    rig.is_pressed = True
+    assert shared(rig, 9, 9, 9) == [[(0, 6)], [(1, 6)], []]
+
+
 def test_who_came_first_is_served_first() -> None:
     rig = Rig()
     tickets = [rig.ask(lease(count, 1_000)) for count in (1, 9, 1)]

@@ -188,8 +188,8 @@ async def test_slices_follow_the_processor_time_of_a_turn(tmp_path: Path, monkey
     done: list[int] = []
     original = OwnedQueue.cycle
 
-    def turn(self: OwnedQueue, now: int, timers: int | None = None) -> Any:
-        effects = original(self, now, timers)
+    def turn(self: OwnedQueue, now: int, timers: int | None = None, is_pressed: bool = False) -> Any:
+        effects = original(self, now, timers, is_pressed)
         if self.timers_done:
             done.append(self.timers_done)
         return effects

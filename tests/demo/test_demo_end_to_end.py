@@ -120,7 +120,8 @@ def test_flights_with_everything_killed_and_then_with_a_cooked_table(tmp_path: P
     assert table["airline"].null_count == 0
     assert all(json.loads(payload).get("arr_time") is None for payload in dead["payload"].to_pylist())
     assert {int(attempts) for attempts in dead["attempts"].to_pylist()} == {2}
-    assert (results / "picture.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("delays.png", "rates.png"):
+        assert (results / name).read_bytes().startswith(b"\x89PNG")
 
     # The same folder again: all is done, and is checked once more.
     stolen = pq.read_table(spoil := next((results / "table" / "month=7").rglob("*.parquet"))).num_rows
@@ -150,7 +151,7 @@ def test_ones_own_json_lines(tmp_path: Path) -> None:
     dead = pq.read_table(results / "dead-letters")
     assert sorted(dead["payload"].to_pylist()) == sorted(lines[n].encode() for n in (17, 1_500))
     assert set(dead["reason"].to_pylist()) == {"the line is not a JSON object"}
-    assert (results / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert (results / "rates.png").read_bytes().startswith(b"\x89PNG")
     assert list((tmp_path / "tmp").glob("sluiceway-demo-*")) == []
 
 

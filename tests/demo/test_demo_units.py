@@ -21,7 +21,7 @@ from sluiceway.demo.children import Child, session_members, wait_until
 from sluiceway.demo.crashes import KILLS, View, parse_kills
 from sluiceway.demo.inputs import Input, detect, queue_name, unpack_flights
 from sluiceway.demo.main import run_demo
-from sluiceway.demo.picture import Sample, draw_delays, draw_flow
+from sluiceway.demo.picture import Sample, draw_delays, draw_rates
 from sluiceway.demo.work import Work
 from sluiceway.kernel.errors import SluicewayError
 from tests.server.server_process import PATIENCE
@@ -231,8 +231,9 @@ def test_errors_that_cancel_out_are_found() -> None:
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     draw_delays([("Some Air", 1, 12.4, 100), ("Some Air", 7, -0.2, 50), ("Other Air", 7, 55.0, 3)], tmp_path / "delays.png")
-    draw_flow([Sample(0.0, 0, 0), Sample(1.0, 10, 0), Sample(2.0, 10, 10)], [(1.5, "server")], tmp_path / "flow.png")
-    for name in ("delays.png", "flow.png"):
+    draw_rates([Sample(0.0, 0, 0), Sample(1.0, 10, 0), Sample(2.0, 10, 10)], [(1.5, "server")], tmp_path / "rates.png")
+    draw_rates([], [], tmp_path / "nothing.png")
+    for name in ("delays.png", "rates.png", "nothing.png"):
         picture = (tmp_path / name).read_bytes()
         assert picture.startswith(PNG)
         assert len(picture) > 10_000

@@ -283,6 +283,28 @@ def test_a_poison_row_never_blocks_its_batch_and_a_replay_is_the_same(spark: Spa
 
 
 @pytest.mark.spark
+def test_a_stream_of_some_columns_of_items(spark: SparkSession, world: Server, tmp_path: Path) -> None:
+    queue = world.create("some-columns")
+    world.produce(queue, ["a", "b"])
+    seen: list[tuple[list[str], list[str]]] = []
+
+    def work(batch: DataFrame, batch_id: int) -> None:
+        seen.append((batch.columns, sorted(bytes(row.payload).decode() for row in batch.collect())))
+        settle(batch.selectExpr("id", "'dead' as outcome"), url=world.url, queue=queue)
+
+    def run(columns: str, checkpoint: Path) -> None:
+        stream = spark.readStream.format("sluiceway").schema(columns).options(url=world.url, queue=queue, consumer="c").load()
+        query = stream.writeStream.foreachBatch(work).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    run("payload binary, id string", tmp_path / "some")
+    assert seen == [(["payload", "id"], ["a", "b"])]
+    assert world.count(queue, "dead") == 2
+    with pytest.raises(PySparkException, match="there is no column 'colour'; an item has id, origin"):
+        run("payload binary, colour string", tmp_path / "wrong")
+
+
+@pytest.mark.spark
 def test_a_table_of_json_is_filtered_by_its_members(spark: SparkSession, world: Server) -> None:
     queue = world.create("json-table", partitions=2)
     world.produce(queue, ['{"state": "open", "id": 1}', '{"state": "ready", "id": 2}', "not JSON"])

@@ -15,8 +15,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import session, settle
+from sluiceway.spark.columns import ItemColumns
 from sluiceway.spark.offsets import HeldLease, Offset
 from sluiceway.spark.options import consume_options, source_options
+from sluiceway.spark.rows import SCHEMA
 from sluiceway.spark.source import LeaseStreamReader
 from tests.spark.spark_world import Server, kill_group, server, start_child
 from tests.spark.test_spark_source import reader, texts
@@ -132,7 +134,7 @@ def test_a_batch_read_takes_runs_too(world: Server) -> None:
 
     queue = filled(world, "consumed", partitions=2)
     options = consume_options({"url": world.url, "queue": queue, "consumer": "c", "mode": "consume", "runs": "true", "minPartitions": "3"})
-    held = ConsumeReader(options, take(options), None)
+    held = ConsumeReader(options, take(options), ItemColumns(SCHEMA, SCHEMA))
     tasks = [[row.as_py().decode() for part in held.read(task) for row in part.column("payload")] for task in held.partitions()]
     assert sorted(key for task in tasks for key in numbers(task)) == KEYS
     assert all(those == [0, 1, 2, 3, 4] for task in tasks for those in numbers(task).values())

@@ -12,13 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from sluiceway.kernel.clock import Millis, parse_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import source
+from sluiceway.spark.columns import ItemColumns
 from sluiceway.spark.offsets import Offset
 from sluiceway.spark.options import sink_options, source_options
+from sluiceway.spark.rows import SCHEMA
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.settle import BatchSettle
 from sluiceway.spark.source import LeaseStreamReader, Task
@@ -55,6 +57,19 @@ def test_a_batch_is_leased_read_and_closed_by_the_next(world: Server) -> None:
     assert world.count(queue, "completed") == 0
     assert driver.latestOffset(end, ALL) == end
     assert (world.count(queue, "completed"), world.count(queue, "leases")) == (3, 0)
+    driver.stop()
+
+
+def test_only_the_wanted_columns_are_built(world: Server) -> None:
+    queue = world.create("columns")
+    world.produce(queue, ["a"])
+    wanted = StructType([StructField("payload", BinaryType()), StructField("origin", StringType())])
+    options = source_options({"url": world.url, "queue": queue, "consumer": "c"})
+    driver = LeaseStreamReader(options, ItemColumns(wanted, SCHEMA))
+    start = driver.initialOffset()
+    end = driver.latestOffset(start, ALL)
+    rows = [row for task in driver.partitions(start, end) for batch in driver.read(task) for row in batch.to_pylist()]
+    assert rows == [{"payload": b"a", "origin": f"{Offset.parse(end).leases[0].lease_id.split('.')[0]}.0.0"}]
     driver.stop()
 
 

@@ -314,7 +314,7 @@ def test_a_wrong_value_of_an_outcome_is_named_with_its_item_before_anything_is_s
 
 @pytest.mark.parametrize(
     ("options", "columns", "field"),
-    [({"consumer": ""}, SCHEMA, "consumer"), ({}, schema(payload=BinaryType()), "schema"), ({"mode": "settle"}, SCHEMA, "mode")],
+    [({"consumer": ""}, SCHEMA, "consumer"), ({}, schema(payload=StringType()), "schema"), ({"mode": "settle"}, SCHEMA, "mode")],
 )
 def test_a_stream_that_cannot_be_is_refused_when_spark_asks_for_an_offset(options: dict[str, str], columns: StructType, field: str) -> None:
     """Not before: PySpark would bury the error under one of its own, for want of a reader to stop."""

@@ -19,6 +19,8 @@ from sluiceway.demo.work import Work
 from sluiceway.kernel.errors import invalid
 from sluiceway.spark.jobs.shape import JSON_TIMES, to_json
 
+ITEM_COLUMNS = "id string, attempts int, reference string, payload binary"
+"""What `Feed.from_items` uses of an item: the source builds no other column."""
 _MALFORMED = "_sluiceway_malformed"
 _ROW_BITS = 33
 """Row bits of `monotonically_increasing_id`; the bits above are the number of the Spark partition."""

@@ -16,7 +16,7 @@ import msgspec
 from sluiceway.demo.books import Ledger
 from sluiceway.demo.crashes import parse_kills
 from sluiceway.demo.inputs import FLIGHTS, detect, queue_name, unpack_flights
-from sluiceway.demo.picture import draw_delays, draw_flow
+from sluiceway.demo.picture import draw_delays, draw_rates
 from sluiceway.demo.run import Failure, Run
 from sluiceway.demo.screen import Screen
 from sluiceway.demo.work import Job, Work
@@ -121,9 +121,8 @@ def _job(work: Work, input_: str | None, limit: int | None) -> Job:
 
 def _draw(work: Work, job: Job, run: Run) -> None:
     if job.input.kind == FLIGHTS:
-        draw_delays(work.read("delays"), work.picture)
-    else:
-        draw_flow(run.samples, run.killed, work.picture)
+        draw_delays(work.read("delays"), work.delays)
+    draw_rates(run.samples, run.killed, work.rates)
 
 
 def _report(work: Work, job: Job, ledger: Ledger, kept: Path | None) -> None:
@@ -132,7 +131,9 @@ def _report(work: Work, job: Job, ledger: Ledger, kept: Path | None) -> None:
     print(text)
     print()
     by = ", by month" if job.input.kind == FLIGHTS else ""
-    print(f"picture       {work.picture}")
+    if job.input.kind == FLIGHTS:
+        print(f"heat map      {work.delays}")
+    print(f"rates         {work.rates}")
     print(f"table         {work.table}  (Parquet{by})")
     if ledger.check.dead:
         print(f"dead letters  {work.dead_letters}  (a copy; the items are in {job.dead_queue})")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -19,11 +20,12 @@ _MONTHS = (
     *("August", "September", "October", "November", "December"),
 )
 _GREY = "#5c6670"
+_BIN = 2.0
+"""Seconds over which a rate is taken: about a micro-batch, whose items are settled at once."""
 _IN, _OUT, _KILL = "#1f6f8b", "#d1603d", "#8a1c1c"
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Items in and out, `at` seconds after the start."""
 
     at: float
@@ -88,31 +90,48 @@ def _minutes(value: float) -> str:
     return f"{round(value) + 0:d}"
 
 
-def draw_flow(samples: Sequence[Sample], kills: Sequence[tuple[float, str]], path: Path) -> None:
-    """Draw items in and out over time, with the crashes."""
-    figure, axes = plt.subplots(figsize=(8.6, 4.2), layout="constrained")
-    first = samples[0].at if samples else 0.0
-    at = [sample.at - first for sample in samples]
-    produced, settled = [sample.produced for sample in samples], [sample.settled for sample in samples]
-    axes.fill_between(at, produced, settled, color=_IN, alpha=0.10, linewidth=0, label="waiting or leased")
-    axes.plot(at, produced, color=_IN, linewidth=2, label="produced")
-    axes.plot(at, settled, color=_OUT, linewidth=2, label="completed or dead")
+def draw_rates(samples: Sequence[Sample], kills: Sequence[tuple[float, str]], path: Path) -> None:
+    """Draw items in and out over time, and beneath them their rates, with the crashes. Time begins with the first item."""
+    moved = [at for at, (one, other) in enumerate(pairwise(samples)) if one[1:] != other[1:]]
+    seen = samples[moved[0] : moved[-1] + 2] if moved else samples
+    first = seen[0].at if seen else 0.0
+    shown = [Sample(sample.at - first, sample.produced, sample.settled) for sample in seen]
+    figure, (above, below) = plt.subplots(2, figsize=(8.6, 6.2), sharex=True, height_ratios=(3, 2), layout="constrained")
+    at = [sample.at for sample in shown]
+    produced, settled = [sample.produced for sample in shown], [sample.settled for sample in shown]
+    above.fill_between(at, produced, settled, color=_IN, alpha=0.10, linewidth=0, label="waiting or leased")
+    above.plot(at, produced, color=_IN, linewidth=2, label="produced")
+    above.plot(at, settled, color=_OUT, linewidth=2, label="completed or dead")
+    above.set_ylabel("items")
+    for counts, colour in ((produced, _IN), (settled, _OUT)):
+        below.plot(*_rates(at, counts), color=colour, linewidth=2, drawstyle="steps-post")
+    below.set_ylabel("items a second")
+    below.set_xlabel("seconds")
+    for axes in (above, below):
+        for when, _ in kills:
+            axes.axvline(when - first, color=_KILL, linewidth=1, linestyle="--")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e5e8ea")
     for when, what in kills:
-        axes.axvline(when - first, color=_KILL, linewidth=1, linestyle="--")
-        axes.annotate(
+        above.annotate(
             f" {what} killed", (when - first, 0.02), xycoords=("data", "axes fraction"), fontsize=8, color=_KILL, rotation=90, va="bottom"
         )
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("items")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e5e8ea")
     figure.legend(frameon=False, loc="outside upper right", ncols=3)
-    most = max((sample.produced for sample in samples), default=0)
-    axes.set_title(f"{most:,} items through the queue", loc="left", fontweight="bold")
+    most = max(produced, default=0)
+    above.set_title(f"{most:,} items through the queue", loc="left", fontweight="bold")
     _save(figure, path)
+
+
+def _rates(at: Sequence[float], counts: Sequence[int]) -> tuple[list[float], list[float]]:
+    """The edges of the bins, and the items a second that follow each. Between two samples the rate is even."""
+    if not at:
+        return [], []
+    edges = np.arange(0.0, at[-1] + _BIN, _BIN)
+    rates = np.diff(np.interp(edges, at, counts)) / _BIN
+    return edges.tolist(), [*rates.tolist(), 0.0]
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sluiceway.client import Client, QueueStats
-from sluiceway.demo.feeds import Feed, open_feed
+from sluiceway.demo.feeds import ITEM_COLUMNS, Feed, open_feed
 from sluiceway.demo.inputs import FLIGHTS
 from sluiceway.demo.verify import verify
 from sluiceway.demo.work import Job, Work
@@ -113,7 +113,7 @@ def _process(spark: SparkSession, feed: Feed, rows: int, url: str, queue: str, w
         work.log_batch("begin", batch)
         work.log_batch("end", batch, _batch(feed, items, batch, url, queue, work))
 
-    items = spark.readStream.format("sluiceway").options(**options).load()
+    items = spark.readStream.format("sluiceway").schema(ITEM_COLUMNS).options(**options).load()
     query = items.writeStream.foreachBatch(run).option("checkpointLocation", str(work.checkpoint)).start()
     with Client(url, retry_for=_RETRY_FOR) as client:
         while query.isActive and not _is_empty(client.stats(queue)):

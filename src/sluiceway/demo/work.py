@@ -53,8 +53,12 @@ class Work:
         return self.results / "dead-letters"
 
     @property
-    def picture(self) -> Path:
-        return self.results / "picture.png"
+    def delays(self) -> Path:
+        return self.results / "delays.png"
+
+    @property
+    def rates(self) -> Path:
+        return self.results / "rates.png"
 
     @property
     def logs(self) -> Path:

@@ -38,6 +38,7 @@ from sluiceway.contract.queue_stats import LogicalQueueStats, QueueKeys, QueueSt
 from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import Level, Parameters, Strategy, Token
 from sluiceway.core.queue.handler_times import HandlerTimes
+from sluiceway.core.queue.loop_pressure import LoopPressure
 from sluiceway.core.queue.partition_executor import not_here
 from sluiceway.core.queue.routing import HERE, numbers_of
 from sluiceway.core.queue.timer_pacing import TimerPace
@@ -254,6 +255,7 @@ class Service:
             self.clock,
             self._router.owner_of,
             TimerPace(),
+            LoopPressure(),
             gate := CommitGate(),
             self._meta,
             lambda: self.ownership.name,

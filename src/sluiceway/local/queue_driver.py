@@ -25,6 +25,7 @@ from sluiceway.core.partition.recording import Recording
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.core.queue.consumer_activity import ConsumerBook
 from sluiceway.core.queue.handler_times import HandlerTimes
+from sluiceway.core.queue.loop_pressure import LoopPressure
 from sluiceway.core.queue.owned_queue import OwnedQueue
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, not_here
 from sluiceway.core.queue.tickets import (
@@ -135,6 +136,7 @@ class SharedContext(NamedTuple):
     clock: ClockWatch
     ask_owner: Callable[[QueueRecord, int, Any], Awaitable[Any]]
     pace: TimerPace
+    pressure: LoopPressure
     gate: CommitGate
     meta: MetaStore
     name: Callable[[], str]
@@ -497,11 +499,12 @@ class QueueDriver:
             # This instance has heard of the setting before it has heard of the queue that is named.
             self._dead_incarnation = self._find_dead_queue()
             self.queue.configure(self.record, self._dead_incarnation)
-        pace = self._context.pace
+        pace, pressure, began = self._context.pace, self._context.pressure, system.stopwatch()
+        if pressure.is_due(began):
+            pressure.note(system.busy(), began)
         # A system call, so only for the slices of a backlog.
         cpu_began = system.cpu_seconds() if pace.is_behind else None
-        began = system.stopwatch()
-        effects = self.queue.cycle(system.now(), timers)
+        effects = self.queue.cycle(system.now(), timers, pressure.is_high)
         if self.queue.timers_done:
             now = system.stopwatch()
             spent = None if cpu_began is None else system.cpu_seconds() - cpu_began

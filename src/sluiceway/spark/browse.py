@@ -18,7 +18,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
-from sluiceway.spark.columns import ITEM, JsonColumns, check_columns
+from sluiceway.spark.columns import ITEM, Columns, ItemColumns, JsonColumns
 from sluiceway.spark.options import BrowseOptions
 from sluiceway.spark.rows import OPTIONAL, join_id
 from sluiceway.spark.rows import SCHEMA as LEASED
@@ -55,8 +55,8 @@ class BrowseReader(DataSourceReader):
     """Reads the columns of `schema`, taken from BROWSED, or made from payloads. Raises `invalid_request` for others."""
 
     def __init__(self, schema: StructType, options: BrowseOptions) -> None:
-        self._columns = JsonColumns(schema, BROWSED) if options.json else None
-        self._schema = self._columns.read if self._columns else check_columns(schema, BROWSED)
+        self._columns: Columns = JsonColumns(schema, BROWSED) if options.json else ItemColumns(schema, BROWSED)
+        self._schema = self._columns.read
         self._options = options
         self._states = options.states
         self._numbers: frozenset[int] | None = None
@@ -77,7 +77,7 @@ class BrowseReader(DataSourceReader):
 
     def _column(self, path: tuple[str, ...]) -> str:
         """The item's column that the path names; empty: none. Members of payloads may have the names of such columns."""
-        if self._columns is None:
+        if isinstance(self._columns, ItemColumns):
             return path[0] if len(path) == 1 else ""
         return path[1] if len(path) == 2 and path[0] == ITEM else ""
 
@@ -110,7 +110,7 @@ class BrowseReader(DataSourceReader):
                 for batch in answer:
                     if batch.num_rows:
                         rows = _rows(batch, about["incarnation"], server.queue, schema)
-                        yield self._columns.make(rows) if self._columns else rows
+                        yield self._columns.make(rows)
                 begin = {"cursor": about["cursor"]} if about["cursor"] else {}
         finally:
             client.close()

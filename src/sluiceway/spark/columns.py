@@ -1,5 +1,7 @@
 """Columns of a reader: some of an item's, or, with `payloadFormat=json`, those of a user's schema.
 
+PySpark does not tell a source which columns a query uses; only the schema that the user gives does.
+
 Payloads are parsed in bulk. Payloads that do not fit are located by bisection down to some hundreds of rows, and there by decoding each one
 by itself, in one pass, so that no other row is affected: all of their columns are null, and the text goes into the column
 `_corrupt_record`, if the schema has that.
@@ -64,6 +66,16 @@ def check_columns(schema: StructType, known: StructType) -> StructType:
     return schema
 
 
+class ItemColumns:
+    """Some of the `known` columns of an item. Raises `invalid_request` for others."""
+
+    def __init__(self, schema: StructType, known: StructType) -> None:
+        self.read = check_columns(schema, known)
+
+    def make(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows
+
+
 class JsonColumns:
     """Produces the columns of `schema`: members of payloads, `_item` with some of the `known` columns of an item, and `_corrupt_record`.
 
@@ -103,6 +115,9 @@ class JsonColumns:
             texts = [payload.decode(errors="replace") for payload in payloads.filter(bad).to_pylist()]
             columns[CORRUPT] = pc.replace_with_mask(pa.nulls(len(rows), pa.utf8()), bad, pa.array(texts, pa.utf8()))
         return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+
+
+Columns = ItemColumns | JsonColumns
 
 
 def _parse(payloads: pa.Array, kind: pa.StructType, *, sieved: bool = False) -> Iterator[pa.StructArray]:

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark.admission import Admission
 from sluiceway.spark.batch_leases import portions
-from sluiceway.spark.columns import JsonColumns
+from sluiceway.spark.columns import Columns
 from sluiceway.spark.offsets import HeldLease, Offset
 from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.server_calls import Client
@@ -57,7 +57,7 @@ def give_back(options: SourceOptions, leases: tuple[HeldLease, ...]) -> None:
 class ConsumeReader(DataSourceReader):
     """Reads the items of these leases, repeatably."""
 
-    def __init__(self, options: SourceOptions, leases: tuple[HeldLease, ...], columns: JsonColumns | None) -> None:
+    def __init__(self, options: SourceOptions, leases: tuple[HeldLease, ...], columns: Columns) -> None:
         self._options = options
         self._leases = leases
         self._columns = columns

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.spark.browse import BROWSED, BrowseReader
-from sluiceway.spark.columns import JsonColumns
+from sluiceway.spark.columns import Columns, ItemColumns, JsonColumns
 from sluiceway.spark.consume import ConsumeReader, give_back, take
 from sluiceway.spark.offsets import HeldLease
 from sluiceway.spark.options import browse_options, consume_options, consumes, leases, server_options, sink_options, source_options
@@ -82,15 +82,9 @@ class SluicewaySource(DataSource):
             raise invalid("mode", "mode=consume is for spark.read only; spark.readStream always consumes")
 
 
-def _columns(schema: StructType, *, json: bool) -> JsonColumns | None:
-    """The transformation of leased items into rows of `schema`; None: they have that form already."""
-    if json:
-        return JsonColumns(schema, SCHEMA)
-    if schema.simpleString() != SCHEMA.simpleString():
-        raise invalid(
-            "schema", "the columns of an item are fixed; leave out .schema(...), or set payloadFormat=json for columns of payloads"
-        )
-    return None
+def _columns(schema: StructType, *, json: bool) -> Columns:
+    """What makes rows of `schema` out of leased items. Raises `invalid_request` for columns that cannot be made."""
+    return JsonColumns(schema, SCHEMA) if json else ItemColumns(schema, SCHEMA)
 
 
 def _append_only(overwrite: bool) -> None:

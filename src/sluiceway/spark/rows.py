@@ -55,14 +55,16 @@ def to_rows(batch: pa.RecordBatch, queue: str, lease_id: str, schema: pa.Schema)
     """Convert the server's items to rows of `schema` (the Arrow form of `SCHEMA`, or some of its columns). No Python runs per row."""
     incarnation = json.loads(batch.schema.metadata[b"sluiceway"])["incarnation"]
     rows = batch.num_rows
-    partition = batch.column("partition").cast(pa.utf8())
-    ids = join_id(incarnation, partition, batch.column("offset"))
+    texts: dict[str, pa.Array] = {}
+    if "id" in schema.names or "origin" in schema.names:
+        partition = batch.column("partition").cast(pa.utf8())
+        texts["id"] = join_id(incarnation, partition, batch.column("offset"))
+        if "origin" in schema.names:
+            texts["origin"] = _origins(batch, incarnation, partition, texts["id"])
 
     def column(name: str) -> pa.Array:
-        if name == "id":
-            return ids
-        if name == "origin":
-            return _origins(batch, incarnation, partition, ids)
+        if name in texts:
+            return texts[name]
         if name in ("queue", "lease_id"):
             return pa.repeat(queue if name == "queue" else lease_id, rows)
         return batch.column(name) if name in batch.schema.names else pa.nulls(rows, OPTIONAL[name])

@@ -28,7 +28,7 @@ from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.spark.batch_leases import IDLE_WAIT, PATIENCE, BatchLeases, Limits, close, portions
 from sluiceway.spark.collector import spare_collector
-from sluiceway.spark.columns import JsonColumns
+from sluiceway.spark.columns import Columns, ItemColumns
 from sluiceway.spark.offsets import HeldLease, Offset, Part, Slice
 from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.rows import SCHEMA, to_rows
@@ -73,12 +73,12 @@ class Task(InputPartition):
 class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's reader. Spark keeps one in its own process beside the driver, and copies for tasks.
 
-    Rows follow SCHEMA, unless `columns` transform them.
+    Rows have the `columns` (None: all of an item's).
     """
 
-    def __init__(self, options: SourceOptions, columns: JsonColumns | None = None) -> None:
+    def __init__(self, options: SourceOptions, columns: Columns | None = None) -> None:
         self._options = options
-        self._columns = columns
+        self._columns = columns or ItemColumns(SCHEMA, SCHEMA)
         self._nonce = uuid.uuid4().hex[:12]
         self._client: Client | None = None
         self._keeper: LeaseKeeper | None = None
@@ -374,14 +374,14 @@ def _leave_out(batch: Offset, gone: Mapping[str, str]) -> Offset:
     return left
 
 
-def read_slices(slices: Sequence[Slice], options: SourceOptions, columns: JsonColumns | None) -> Iterator[pa.RecordBatch]:
-    """The items of these slices, in order, as rows of SCHEMA or as transformed by `columns`."""
-    schema = to_arrow_schema(columns.read if columns else SCHEMA, timezone="UTC")
+def read_slices(slices: Sequence[Slice], options: SourceOptions, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """The items of these slices, in order, as rows of these columns."""
+    schema = to_arrow_schema(columns.read, timezone="UTC")
     client = Client(options.server)
     try:
         for part in slices:
             for rows in _read_slice(client, options, part, schema):
-                yield columns.make(rows) if columns else rows
+                yield columns.make(rows)
     finally:
         client.close()
 

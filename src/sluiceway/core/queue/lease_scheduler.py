@@ -135,13 +135,16 @@ class LeaseScheduler:
 
     # ---- distribution -----------------------------------------------------------------------------------------
 
-    def serve(self, now: Millis) -> None:
-        """Serve waiters from executors with ready items: each executor once per round, one executor per waiter where that suffices."""
+    def serve(self, now: Millis, is_pressed: bool = False) -> None:
+        """Serve waiters from executors with ready items: each executor once per round, one executor per waiter where that suffices.
+
+        `is_pressed`: for lack of processor time, fill the waiters one after the other, instead of having all of them share the items.
+        """
         if self.rate is not None and self.waiters:
             self._tokens = self.rate.available(now)
         if not self.waiters or self._room == 0:
             return
-        assignment, pointless = self._assign(now)
+        assignment, pointless = self._assign(now, is_pressed)
         for ticket in pointless:
             self._end_pointless(ticket, now)
         first: dict[int, LeaseInfo] = {}
@@ -157,9 +160,9 @@ class LeaseScheduler:
         for executor in (*assignment.sources, *(self._index.executors[number] for number in assignment.by_executor)):
             executor.touch()
 
-    def _assign(self, now: Millis) -> tuple[_Assignment, list[Ticket]]:
+    def _assign(self, now: Millis, is_pressed: bool) -> tuple[_Assignment, list[Ticket]]:
         """Assign the next waiters to executors. Also returns the waiters among them for which nothing can come any more."""
-        assignment = _Assignment(self._index, len(self.waiters))
+        assignment = _Assignment(self._index, len(self.waiters), not is_pressed)
         pointless: list[Ticket] = []
         unassigned: dict[int, int] = {}
         """Items left for waiters that name their partition, by partition."""
@@ -378,10 +381,10 @@ class _Assignment:
 
     An executor gets as many waiters as it has items for before the next one is considered, so that they share its transaction. It never
     gets most of the waiters, since it may hang, and a slow one gets as few as possible. Once no further executor has items, the executors
-    share the waiters that are left, up to one for each item.
+    share the waiters that are left, up to one for each item, if `spreads`.
     """
 
-    def __init__(self, index: ExecutorIndex, waiters: int) -> None:
+    def __init__(self, index: ExecutorIndex, waiters: int, spreads: bool) -> None:
         self.by_executor: dict[int, list[Ticket]] = {}
         self.unbound: list[Ticket] = []
         """Those that any executor may serve."""
@@ -389,6 +392,7 @@ class _Assignment:
         """The executors considered for them, in order."""
         self._index = index
         self._waiters = waiters
+        self._spreads = spreads
         self._filling: PartitionExecutor | None = None
         """The last source, while it gets waiters."""
         self._filled = 0
@@ -429,4 +433,4 @@ class _Assignment:
             self.sources.append(executor)
             self._filled, self._unclaimed = 0, executor.servable
         else:
-            self._spare = max(0, sum(each.servable for each in self.sources) - len(self.unbound))
+            self._spare = max(0, sum(each.servable for each in self.sources) - len(self.unbound)) if self._spreads else 0

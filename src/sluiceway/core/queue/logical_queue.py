@@ -353,10 +353,11 @@ class LogicalQueue:
 
     # ---- scheduling cycle -------------------------------------------------------------------------------------
 
-    def cycle(self, now: Millis, timers: int | None = None) -> list[Effect]:
+    def cycle(self, now: Millis, timers: int | None = None, is_pressed: bool = False) -> list[Effect]:
         """Run one scheduling cycle and return its effects, for the driver to carry out in order.
 
-        Handles at most `timers` expired leases and due entries (None: TIMER_BATCH); `timers_done` has their number.
+        Handles at most `timers` expired leases and due entries (None: TIMER_BATCH); `timers_done` has their number. `is_pressed`: as
+        `LeaseScheduler.serve` has it.
         """
         self._again_at = None
         self._time_out(now)
@@ -376,7 +377,7 @@ class LogicalQueue:
         if self.circuit is not None:
             self.circuit.judge(now)
         if "lease" not in self.paused:
-            self.lease_scheduler.serve(now)
+            self.lease_scheduler.serve(now, is_pressed)
         if self.rate is not None:
             self._take_tokens(self.rate, now)
         if self.slots is not None:
