@@ -7,7 +7,7 @@ as with S3, so equal bytes have equal tags.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
@@ -68,6 +68,9 @@ class Bucket:
     def list(self, prefix: str, after: str) -> list[str]:
         return sorted(name for name in self.objects if name.startswith(prefix) and name > after)
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return {name: len(self.objects[name]) for name in self.list(prefix, "")}
+
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
             self.objects.pop(name, None)
@@ -102,6 +105,9 @@ class SimObjects:
 
     async def list(self, prefix: str, after: str) -> Sequence[str]:
         return await self._call(lambda: self._bucket.list(prefix, after))
+
+    async def sizes(self, prefix: str) -> Mapping[str, int]:
+        return await self._call(lambda: self._bucket.sizes(prefix))
 
     async def delete(self, names: Sequence[str]) -> None:
         # Each lands by itself: a collection may be half done.

@@ -677,7 +677,7 @@ SCHEDULES = {f"schedule {verb}" for verb in ("create", "list", "show", "update",
 BUNDLES = {f"bundle {verb}" for verb in ("create", "list", "show", "close", "cancel")}
 """tests/cli/test_cli_bundles.py."""
 BACKUPS = {"backup create", "backup list", "backup verify", "backup prune", "restore"}
-"""tests/server/test_backup_commands.py."""
+"""tests/server/test_backup_commands.py, test_backups_in_buckets.py."""
 UPGRADES = {"upgrade show", "upgrade finalize"}
 """tests/cli/test_cli_upgrade.py."""
 CLUSTERS = {"instance update"}

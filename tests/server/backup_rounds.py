@@ -1,14 +1,9 @@
-"""Backups of a real server at random moments under load, each restored and compared with a ledger of what its clients were told.
-
-python -m tests.server.backup_rounds 200
-"""
+"""Backups of a real server at random moments under load, each restored and compared with a ledger of what its clients were told."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -133,17 +128,16 @@ def drained(client: Client) -> Counter[str]:
     return found
 
 
-def play_round(traffic: Traffic, url: str, folder: Path, number: int) -> dict[str, object]:
-    """Back up the server under load, restore it beside, and compare. Returns what `backup` said."""
+def play_round(traffic: Traffic, url: str, target: str, data: Path) -> dict[str, object]:
+    """Back up the server under load, restore it beside into `data`, and compare. Returns what `backup` said."""
     ledger = traffic.ledger
     stored, completed = set(ledger.stored), set(ledger.completed)
-    made = command("backup", str(folder / "backups"), "--url", url)
+    made = command("backup", target, "--url", url)
     begun, completing, later = set(ledger.begun), set(ledger.completing), len(ledger.leased)
     wait_until(lambda: len(ledger.leased) > later + 100, "leases after the backup")
     # Not those in the answers that were on their way.
     stale = ledger.leased[later + 50 : later + 100]
-    data = folder / f"restored-{number}"
-    command("restore", str(folder / "backups"), "--data", str(data))
+    command("restore", target, "--data", str(data))
     with ServerProcess(data) as server, Client(server.url, retry_for="10s") as client:
         assert client.complete(QUEUE, stale).completed == 0, "an id from after the backup names an item"
         client.produce(QUEUE, ["after the restore"])
@@ -157,30 +151,25 @@ def play_round(traffic: Traffic, url: str, folder: Path, number: int) -> dict[st
     return made
 
 
-def run(folder: Path, rounds: int, seed: int, workers: int = 1) -> list[dict[str, object]]:
-    """Play rounds on one server; its workers are the instances of a cluster. Returns what each backup said."""
+def create_queues(url: str) -> None:
+    """Create the queues that the traffic uses."""
+    with Client(url) as client:
+        client.create_queue(DEAD, requested_partitions=2)
+        # Without pauses that grow, for which each round would wait.
+        client.create_queue(QUEUE, requested_partitions=4, dead_queue=DEAD, max_attempts=None, retry_backoff=None)
+
+
+def run(folder: Path, rounds: int, seed: int, workers: int = 1, target: str = "") -> list[dict[str, object]]:
+    """Play rounds on one server; its workers are the instances of a cluster. `target`: of the backups, a directory in the folder unless
+    given. Returns what each backup said."""
     config = folder / "server.toml"
     config.write_text(f"[server]\nworkers = {workers}\n")
     with ServerProcess(folder / "data", config=config) as server:
-        with Client(server.url) as client:
-            client.create_queue(DEAD, requested_partitions=2)
-            # Without pauses that grow, for which each round would wait.
-            client.create_queue(QUEUE, requested_partitions=4, dead_queue=DEAD, max_attempts=None, retry_backoff=None)
+        create_queues(server.url)
         with Traffic(server.url, seed) as traffic:
             wait_until(lambda: len(traffic.ledger.completed) > 200, "some load")
             random, made = Random(seed), []
             for number in range(rounds):
                 threading.Event().wait(random.random())
-                made.append(play_round(traffic, server.url, folder, number))
+                made.append(play_round(traffic, server.url, target or str(folder / "backups"), folder / f"restored-{number}"))
     return made
-
-
-if __name__ == "__main__":
-    for each in range(int(sys.argv[1])):
-        with tempfile.TemporaryDirectory() as name:
-            began = time.monotonic()
-            told = run(Path(name), 5, each, workers := each % 2 * 2 + 1)
-            print(
-                f"seed {each}, workers: {workers}: 5 backups, restored and compared, in {time.monotonic() - began:.0f} s; {told[-1]}",
-                flush=True,
-            )

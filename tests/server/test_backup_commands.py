@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sluiceway.cli.backup_directory import BackupDirectory
+from sluiceway.cli.backup_store import Backups
 from sluiceway.client import Client
 from tests.server.backup_rounds import command, drained, run
 from tests.server.server_process import COMMAND, PATIENCE, ServerProcess
@@ -70,12 +71,12 @@ def test_each_backup_can_be_restored(saved: Path, tmp_path: Path) -> None:
     assert "is not empty" in said
 
 
-def copied(saved: Path, to: Path) -> tuple[Path, BackupDirectory]:
+def copied(saved: Path, to: Path) -> tuple[Path, Backups]:
     to.mkdir()
     for path in (saved / "backups").glob("*/*"):
         (to / path.parent.name).mkdir(exist_ok=True)
         (to / path.parent.name / path.name).write_bytes(path.read_bytes())
-    return to, BackupDirectory(to)
+    return to, Backups(BackupDirectory(to))
 
 
 @pytest.mark.parametrize("damage", ["changed", "truncated", "missing", "manifest"])

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -64,6 +64,10 @@ class Seam(BucketObjects):
 
     async def list(self, prefix: str, after: str) -> Sequence[str]:
         found: Sequence[str] = await self._through("list", prefix, super().list(prefix, after))
+        return found
+
+    async def sizes(self, prefix: str) -> Mapping[str, int]:
+        found: Mapping[str, int] = await self._through("list", prefix, super().sizes(prefix))
         return found
 
     async def delete(self, names: Sequence[str]) -> None:

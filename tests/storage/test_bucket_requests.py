@@ -48,6 +48,7 @@ async def test_each_request_is_counted_with_its_outcome(bucket: BucketObjects) -
     assert await objects.replace("a/1", b"seven..", found.tag) is not None
     assert await objects.replace("a/1", b"other", found.tag) is None
     assert list(await objects.list("a/", "a/")) == ["a/1"]
+    assert await objects.sizes("a/") == {"a/1": 7}
     await objects.delete(["a/1"])
     assert counts.outcomes == {
         ("create", "ok"): 1,
@@ -56,7 +57,7 @@ async def test_each_request_is_counted_with_its_outcome(bucket: BucketObjects) -
         ("get_range", "ok"): 1,
         ("replace", "ok"): 1,
         ("replace", "precondition_failed"): 1,
-        ("list", "ok"): 1,
+        ("list", "ok"): 2,
         ("delete", "ok"): 1,
     }
     assert (counts.read, counts.written) == (4 + 2, 4 + 7)
@@ -65,7 +66,7 @@ async def test_each_request_is_counted_with_its_outcome(bucket: BucketObjects) -
         "get": 2,
         "get_range": 1,
         "replace": 2,
-        "list": 1,
+        "list": 2,
         "delete": 1,
     }
     assert all(each.seconds > 0 for each in counts.latencies.values())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from statistics import NormalDist
 from typing import Any, NamedTuple, TypeVar
@@ -66,6 +66,9 @@ class Slow:
 
     async def list(self, prefix: str, after: str) -> Sequence[str]:
         return await self._through("list", prefix, lambda: self._bucket.list(prefix, after))
+
+    async def sizes(self, prefix: str) -> Mapping[str, int]:
+        return await self._through("list", prefix, lambda: self._bucket.sizes(prefix))
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._through("delete", names[0], lambda: self._bucket.delete(names))

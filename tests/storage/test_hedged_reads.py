@@ -64,6 +64,8 @@ async def test_a_read_that_fails_is_repeated_a_few_times(monkeypatch: pytest.Mon
     reads = HedgedReads(seam)
     seam.before = fails(len(PAUSES), "get", "name", StoreUnavailableError("slow down"))
     assert await reads.get_range("name", 0, 4) == b"data"
+    seam.before = fails(len(PAUSES), "list", "", StoreUnavailableError("slow down"))
+    assert await reads.sizes("") == {"name": 4}
     seam.before = fails(1_000, "get", "name", StoreUnavailableError("slow down"))
     with pytest.raises(StoreUnavailableError):
         await reads.get("name")

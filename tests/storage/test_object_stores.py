@@ -74,6 +74,14 @@ async def test_of_several_that_replace_an_object_at_once_one_does(objects: Bucke
 
 
 @driven
+async def test_the_sizes_of_objects_are_listed(objects: BucketObjects) -> None:
+    for name, size in {"sizes/a": 0, "sizes/b/c": 5, "sizesx": 1}.items():
+        await objects.create(name, b"x" * size)
+    assert await objects.sizes("sizes/") == {"sizes/a": 0, "sizes/b/c": 5}
+    assert await objects.sizes("none/") == {}
+
+
+@driven
 @pytest.mark.parametrize(
     ("fault", "said", "is_there"),
     [
@@ -121,7 +129,7 @@ async def test_a_write_that_meets_another_is_not_done(faulty: FaultyBucket) -> N
 async def test_a_read_that_fails_is_no_missing_object(faulty: FaultyBucket, fault: str) -> None:
     objects, name = in_faulty(faulty), f"read-{fault}"
     await objects.create(name, b"data")
-    for read in (lambda: objects.get(name), lambda: objects.get_range(name, 1, 2), lambda: objects.list("", "")):
+    for read in (lambda: objects.get(name), lambda: objects.get_range(name, 1, 2), lambda: objects.list("", ""), lambda: objects.sizes("")):
         faulty.inject(fault, 1.0)
         with pytest.raises(StoreUnavailableError):
             await read()

@@ -8,18 +8,11 @@ import os
 import stat
 from pathlib import Path
 
+from sluiceway.kernel.durability import sync_directory
+
 log = logging.getLogger(__name__)
 
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the directory's entries durable: files created or removed there stay so after a power cut. Raises OSError."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def make_directory(directory: Path) -> None:

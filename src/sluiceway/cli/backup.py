@@ -1,22 +1,15 @@
-"""`sluiceway backup`: backups of a running server in a directory of this machine."""
+"""`sluiceway backup`: backups of a running server in a directory of this machine or in a bucket."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Final
 
 import click
 
+from sluiceway.cli.backup_targets import METAVAR, TARGET, opened
 from sluiceway.cli.common import Output, WholeNumber, counted, printing, table
 from sluiceway.cli.session import Session, connected
 from sluiceway.kernel.errors import SluicewayError
-
-TRIES: Final = 5
-"""A partition that was reopened since the backup began may have dropped what it has: then another backup is begun."""
-PAUSE: Final = 0.5
-"""Seconds between two of them, in which the partition opens."""
-DIRECTORY: Final = click.Path(file_okay=False, path_type=Path)
 
 
 class _Commands(click.Group):
@@ -30,85 +23,86 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands)
 def backup() -> None:
-    """Back up a running server into a directory: sluiceway backup DIR. Verify, list and prune its backups."""
+    """Back up a running server into a directory or a bucket: sluiceway backup DIR. Verify, list and prune its backups."""
 
 
 @backup.command()
-@click.argument("directory", metavar="DIR", type=DIRECTORY)
+@click.argument("target", metavar=METAVAR, type=TARGET)
 @connected
-def create(session: Session, directory: Path) -> None:
-    """Back up a running server into DIR, which may have earlier backups; what they have already is not copied again.
+def create(session: Session, target: Path | str) -> None:
+    """Back up a running server into a directory or a bucket, which may have earlier backups; what they have already is not copied again.
+
+    A bucket is s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER, or env:NAME or file:PATH with such a URL.
 
     The backup has everything that the server stores as of one moment. Needs an API key with the scope admin.
 
     The short form is `sluiceway backup DIR`. `sluiceway restore DIR --data NEW` restores the newest backup.
     """
     from sluiceway.cli.backup_copy import contents, copy_backup, described, size_text
-    from sluiceway.cli.backup_directory import BackupDirectory
 
-    target = BackupDirectory(directory)
-    for left in reversed(range(TRIES)):
-        try:
-            manifest = copy_backup(session, target)
-            break
-        except SluicewayError as error:
-            # Without an answer there is no server to try again.
-            if not left or error.code not in ("snapshot_gone", "unavailable") or getattr(error, "request_id", None) is None:
-                raise
-            time.sleep(PAUSE)
+    with opened(target) as backups:
+        manifest = copy_backup(session, backups)
     size, new = size_text(manifest.size), size_text(manifest.written)
     session.print(described(manifest), f"Backup {manifest.backup_id}: {contents(manifest)}, {size}, of which {new} are new")
 
 
 @backup.command()
-@click.argument("directory", metavar="DIR", type=DIRECTORY)
+@click.argument("target", metavar=METAVAR, type=TARGET)
 @click.option("--backup", "backup_id", metavar="ID", help="Only this backup. [default: all]")
 @printing
-def verify(output: Output, directory: Path, backup_id: str | None) -> None:
-    """Read the backups in DIR, and compare all of it with its checksums. Fails if anything is damaged or missing."""
-    from sluiceway.cli.backup_directory import BackupDirectory, Piece
+def verify(output: Output, target: Path | str, backup_id: str | None) -> None:
+    """Read the backups there, and compare all of it with its checksums. Fails if anything is damaged or missing."""
+    from sluiceway.cli.backup_format import Piece
 
-    target = BackupDirectory(directory)
     verified: set[Piece] = set()
     bad = 0
-    for each in target.ids() if backup_id is None else [backup_id]:
-        try:
-            damage = target.damage(target.manifest(each), verified)
-        except SluicewayError as error:
-            damage = [error.detail]
-        bad += bool(damage)
-        output.print({"backup": each, "damage": damage}, "\n".join([f"{each}: {'damaged' if damage else 'good'}", *damage]))
-    if bad:
-        raise SluicewayError("invalid_request", f"{counted(bad, 'backup')} in {directory} cannot be restored", "dir")
+    with opened(target) as backups:
+        for each in backups.ids() if backup_id is None else [backup_id]:
+            try:
+                damage = backups.damage(backups.manifest(each), verified)
+            except SluicewayError as error:
+                if error.retryable:
+                    raise
+                damage = [error.detail]
+            bad += bool(damage)
+            output.print({"backup": each, "damage": damage}, "\n".join([f"{each}: {'damaged' if damage else 'good'}", *damage]))
+        if bad:
+            raise SluicewayError("invalid_request", f"{counted(bad, 'backup')} in {backups.name} cannot be restored", "dir")
 
 
 @backup.command()
-@click.argument("directory", metavar="DIR", type=DIRECTORY)
+@click.argument("target", metavar=METAVAR, type=TARGET)
 @click.option("--keep", type=WholeNumber(1), required=True, help="Number of backups to keep: the newest ones.")
 @printing
-def prune(output: Output, directory: Path, keep: int) -> None:
-    """Remove old backups from DIR, and what no other backup there needs."""
+def prune(output: Output, target: Path | str, keep: int) -> None:
+    """Remove old backups, and what no other backup there needs."""
     from sluiceway.cli.backup_copy import size_text
-    from sluiceway.cli.backup_directory import BackupDirectory
 
-    removed, freed = BackupDirectory(directory).prune(keep)
+    with opened(target) as backups:
+        removed, freed = backups.prune(keep)
     text = "\n".join([*(f"Removed {each}" for each in removed), f"{counted(len(removed), 'backup')} removed, {size_text(freed)} freed"])
     output.print({"removed": removed, "freed_bytes": freed}, text)
 
 
 @backup.command("list")
-@click.argument("directory", metavar="DIR", type=DIRECTORY)
+@click.argument("target", metavar=METAVAR, type=TARGET)
 @printing
-def list_backups(output: Output, directory: Path) -> None:
-    """List the backups in DIR, oldest first."""
+def list_backups(output: Output, target: Path | str) -> None:
+    """List the backups there, oldest first."""
     from sluiceway.cli.backup_copy import contents, described, size_text
-    from sluiceway.cli.backup_directory import BackupDirectory
 
-    target = BackupDirectory(directory)
-    found = [target.manifest(each) for each in target.ids()]
-    rows = [
-        (each.backup_id, f"{each.taken_at:%Y-%m-%d %H:%M:%S}", contents(each), size_text(each.size), size_text(each.written), each.version)
-        for each in found
-    ]
-    shown = table(("backup", "taken at", "contents", "size", "new", "version"), rows, right=("size", "new"))
-    output.print_all([described(each) for each in found], shown, f"No complete backup in {directory}")
+    with opened(target) as backups:
+        found = [backups.manifest(each) for each in backups.ids()]
+        rows = [
+            (
+                each.backup_id,
+                f"{each.taken_at:%Y-%m-%d %H:%M:%S}",
+                contents(each),
+                size_text(each.size),
+                size_text(each.written),
+                each.version,
+            )
+            for each in found
+        ]
+        shown = table(("backup", "taken at", "contents", "size", "new", "version"), rows, right=("size", "new"))
+        output.print_all([described(each) for each in found], shown, f"No complete backup in {backups.name}")

@@ -1,4 +1,4 @@
-"""Copy of a running server's backup into a directory of this machine, over HTTP."""
+"""Copy of a running server's backup into a store of backups, over HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sluiceway.cli.backup_directory import BackupDirectory, BackupWriter, Manifest, Piece, SavedBlob, SavedPartition
+from sluiceway.cli.backup_format import Manifest, Piece, SavedBlob, SavedPartition
+from sluiceway.cli.backup_store import Backups, BackupWriter
 from sluiceway.cli.common import chunks, counted
 from sluiceway.cli.session import Session
 from sluiceway.kernel.errors import SluicewayError, invalid
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from sluiceway.client import Client
     from sluiceway.contract.backup_answers import BackupBegun, BackupPartition, RecordsPart
 
+TRIES: Final = 5
+"""Backups that are begun, if a partition was reopened since one began, and may have dropped what it has."""
+PAUSE: Final = 0.5
+"""Seconds between two of them, in which the partition opens."""
+OTHER_BACKUP: Final = 75.0
+"""Seconds to wait for the end of another backup of the server: a little longer than it keeps that of a command that was killed."""
 TELL_EVERY: Final = 0.2
 """Seconds between two lines of progress."""
 
@@ -26,35 +33,57 @@ BlobName = tuple[str, int, int, str]
 """Incarnation, partition, number, state."""
 
 
-def copy_backup(session: Session, target: BackupDirectory) -> Manifest:
-    """Take a backup, and copy it. What the newest backup in the directory has is not copied again."""
+def copy_backup(session: Session, backups: Backups) -> Manifest:
+    """Take a backup, and copy it. What the newest backup there has is not copied again.
+
+    One that cannot be read to its end is taken again, and another command's is waited for.
+    """
+    left, until = TRIES, time.monotonic() + OTHER_BACKUP
+    while True:
+        try:
+            return _copied(session, backups)
+        except SluicewayError as error:
+            is_other = error.code == "too_many_requests"
+            left -= not is_other
+            if time.monotonic() > until if is_other else not left or not _may_pass(error):
+                raise
+            time.sleep(PAUSE)
+
+
+def _may_pass(error: SluicewayError) -> bool:
+    """Whether a partition was reopened since the backup began, or is not open yet. Without an answer there is no server to try again."""
+    return error.code in ("snapshot_gone", "unavailable") and getattr(error, "request_id", None) is not None
+
+
+def _copied(session: Session, backups: Backups) -> Manifest:
     client = session.client
     begun = client.begin_backup()
     try:
-        with target.written(begun.taken_at) as writer:
-            manifest = _Copy(client, begun, writer, _earlier(target), session.progress).run()
+        with backups.written(begun.taken_at) as writer:
+            # Not before: from here on no other command removes what this one refers to.
+            manifest = _Copy(client, begun, writer, _earlier(backups), session.progress).run()
             writer.finish(manifest)
     except OSError as error:
-        raise invalid("dir", f"{target.path} cannot be written: {error.strerror}") from error
+        raise invalid("dir", f"{backups.name} cannot be written: {error.strerror}") from error
     finally:
         client.end_backup(begun.backup_id)
     return manifest
 
 
-def _earlier(target: BackupDirectory) -> dict[BlobName, Piece]:
+def _earlier(backups: Backups) -> dict[BlobName, Piece]:
     """The blobs of the newest backup whose manifest can be read, as far as their packs are there."""
-    for each in reversed(target.ids()):
+    found = backups.store.contents()
+    for each in reversed(found.ids):
         try:
-            manifest = target.manifest(each)
+            manifest = backups.manifest(each)
         except SluicewayError as error:
             click.echo(f"warning: {error.detail}", err=True)
             continue
-        sizes = target.pack_sizes()
         return {
             (partition.incarnation, partition.partition, blob.number, blob.state): blob.piece
             for partition in manifest.partitions
             for blob in partition.blobs
-            if blob.piece.at + blob.piece.size <= sizes.get(blob.piece.pack, 0)
+            if blob.piece.end <= found.packs.get(blob.piece.pack, 0)
         }
     return {}
 

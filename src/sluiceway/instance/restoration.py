@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.adapters.disk import keep_private, make_directory, sync_directory
+from sluiceway.adapters.disk import keep_private, make_directory
 from sluiceway.adapters.meta import sqlite as sqlite_meta
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage import partition_file
@@ -29,6 +29,7 @@ from sluiceway.core.group.group_records import Keys, Resource
 from sluiceway.core.group.item_placement import RESTORED_ERAS
 from sluiceway.core.partition.records import pack, unpack_header
 from sluiceway.instance.adoption_mark import MARK
+from sluiceway.kernel.durability import sync_directory
 from sluiceway.kernel.errors import invalid
 from sluiceway.local import stores
 from sluiceway.local.audit_trail import AuditTrail

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 __all__ = ["Object", "ObjectStore", "UnknownWriteError"]
@@ -44,6 +44,10 @@ class ObjectStore(Protocol):
 
     async def list(self, prefix: str, after: str) -> Sequence[str]:
         """All names that begin with `prefix` and come after `after`."""
+        ...
+
+    async def sizes(self, prefix: str) -> Mapping[str, int]:
+        """All names that begin with `prefix`, and the bytes of each object."""
         ...
 
     async def delete(self, names: Sequence[str]) -> None:

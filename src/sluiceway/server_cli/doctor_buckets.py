@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sluiceway.adapters.meta import opening
 from sluiceway.adapters.storage.bucket_proof import FOLDER, Proof
 from sluiceway.adapters.storage.bucket_requests import META
+from sluiceway.adapters.storage.bucket_urls import open_bucket
 from sluiceway.adapters.system import stopwatch
 from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import SluicewayError
@@ -42,7 +43,7 @@ def probes(configuration: Configuration) -> Iterator[Check]:
         if isinstance(settings, BucketBackend):
             yield _probe(name, partial(stores.open_objects, name, settings))
     if opening.is_bucket(configuration.cluster.meta):
-        yield _probe(META, lambda: opening.open_objects(configuration.cluster.meta)[0])
+        yield _probe(META, lambda: open_bucket(configuration.cluster.meta, "meta").objects)
 
 
 def _probe(name: str, open_objects: Callable[[], ObjectStore]) -> Check:

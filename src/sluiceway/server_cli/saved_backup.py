@@ -1,4 +1,4 @@
-"""A backup in a directory, as a restore reads it."""
+"""A backup in a directory or a bucket, as a restore reads it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sluiceway.adapters.lock import DirectoryInUseError
-from sluiceway.cli.backup_directory import Manifest, Pieces
-from sluiceway.cli.backup_directory import SavedPartition as Saved
+from sluiceway.cli.backup_format import Manifest
+from sluiceway.cli.backup_format import SavedPartition as Saved
+from sluiceway.cli.backup_store import Backups
 from sluiceway.instance.configuration import load
 from sluiceway.instance.restoration import Restored, SavedPartition, restore
 from sluiceway.kernel.errors import SluicewayError, invalid
@@ -16,11 +17,11 @@ from sluiceway.model.changes import PartitionRef
 from sluiceway.ports.partition_store import DamagedError, FencedError, StoreUnavailableError
 
 
-class DirectoryBackup:
-    """The backup in a directory, as `restore` reads it."""
+class StoredBackup:
+    """A stored backup, as `restore` reads it."""
 
-    def __init__(self, manifest: Manifest, pieces: Pieces) -> None:
-        self._manifest, self._pieces = manifest, pieces
+    def __init__(self, manifest: Manifest, backups: Backups) -> None:
+        self._manifest, self._backups = manifest, backups
         self._saved = {PartitionRef(each.incarnation, each.partition): each for each in manifest.partitions}
 
     @property
@@ -32,19 +33,20 @@ class DirectoryBackup:
         return [SavedPartition(ref, each.queue_name, each.backend) for ref, each in self._saved.items()]
 
     def meta(self) -> Iterator[bytes]:
-        return map(self._pieces.read, self._manifest.meta)
+        return self._backups.read(self._manifest.meta)
 
     def records(self, ref: PartitionRef) -> Iterator[bytes]:
-        return map(self._pieces.read, self._of(ref).records)
+        return self._backups.read(self._of(ref).records)
 
     def blobs(self, ref: PartitionRef) -> Iterator[tuple[int, bytes]]:
-        return ((blob.number, self._pieces.read(blob.piece)) for blob in self._of(ref).blobs)
+        blobs = self._of(ref).blobs
+        return zip((blob.number for blob in blobs), self._backups.read(blob.piece for blob in blobs), strict=True)
 
     def _of(self, ref: PartitionRef) -> Saved:
         return self._saved[ref]
 
 
-def restore_backup(source: DirectoryBackup, data: Path, config: Path | None, tell: Callable[[Restored], None]) -> Restored:
+def restore_backup(source: StoredBackup, data: Path, config: Path | None, tell: Callable[[Restored], None]) -> Restored:
     """Restore the backup into `data` and the storage that the configuration names. Raises as `restore` does, and `unavailable`."""
     configuration = load(config).configuration
     if configuration.cluster.meta:

@@ -15,6 +15,7 @@ from sluiceway.adapters import disk as disk_module
 from sluiceway.adapters.meta import sqlite as sqlite_meta
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage import sqlite as sqlite_partitions
+from sluiceway.kernel import durability
 
 SECTOR = 512
 """What a disk writes whole: a cut tears a write between sectors."""
@@ -143,7 +144,7 @@ def powered(root: Path) -> Iterator[PowerDisk]:
     """Every database of this process lies on a PowerDisk for the length of the block, and it hears of folders that are synced."""
     before = apsw.vfs_names()[0]
     disk = PowerDisk(root)
-    really_sync = disk_module.sync_directory
+    really_sync = durability.sync_directory
 
     def sync_directory(folder: Path) -> None:
         really_sync(folder)

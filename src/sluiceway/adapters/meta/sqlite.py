@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 import apsw
 
-from sluiceway.adapters.disk import keep_database_private, sync_directory
+from sluiceway.adapters.disk import keep_database_private
 from sluiceway.adapters.layout import migrate
 from sluiceway.adapters.lock import one_at_a_time
 from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
 from sluiceway.adapters.meta.watches import Watches
 from sluiceway.adapters.wal_check import check_log
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.durability import sync_directory
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
 from sluiceway.ports.partition_store import DamagedError, StoreUnavailableError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import md5
@@ -151,6 +151,13 @@ class BucketObjects:
                 found += [each["path"] for each in piece]
         # Some servers, such as S3 Express, neither sort nor know where to begin.
         return sorted(name for name in found if name > after)
+
+    async def sizes(self, prefix: str) -> Mapping[str, int]:
+        with _reading():
+            found: dict[str, int] = {}
+            async for piece in obstore.list(self._store, prefix, chunk_size=1_000):
+                found |= {each["path"]: each["size"] for each in piece}
+        return found
 
     async def delete(self, names: Sequence[str]) -> None:
         try:

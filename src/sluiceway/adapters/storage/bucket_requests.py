@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -116,6 +116,12 @@ class CountedObjects:
     async def list(self, prefix: str, after: str) -> Sequence[str]:
         with self._counted("list") as attempt:
             found = await self._objects.list(prefix, after)
+            attempt.requests = _requests(len(found))
+        return found
+
+    async def sizes(self, prefix: str) -> Mapping[str, int]:
+        with self._counted("list") as attempt:
+            found = await self._objects.sizes(prefix)
             attempt.requests = _requests(len(found))
         return found
 

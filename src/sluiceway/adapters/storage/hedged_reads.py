@@ -7,7 +7,7 @@ late as the others, but rarely the same request twice (Dean and Barroso, "The Ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sluiceway.adapters import system
@@ -45,6 +45,9 @@ class HedgedReads:
 
     async def list(self, prefix: str, after: str) -> Sequence[str]:
         return await self._hedged(lambda: self._objects.list(prefix, after))
+
+    async def sizes(self, prefix: str) -> Mapping[str, int]:
+        return await self._hedged(lambda: self._objects.sizes(prefix))
 
     async def _hedged(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         for pause in PAUSES:

@@ -16,11 +16,12 @@ from zlib import crc32
 import apsw
 import numpy as np
 
-from sluiceway.adapters.disk import create_private, sync_directory
+from sluiceway.adapters.disk import create_private
 from sluiceway.adapters.layout import migrate
 from sluiceway.adapters.system import stopwatch
 from sluiceway.adapters.wal_check import check_log
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.durability import sync_directory
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import (
     Changes,

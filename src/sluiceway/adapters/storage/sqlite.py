@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sluiceway.adapters import system
-from sluiceway.adapters.disk import keep_private, sync_directory, write_durably
+from sluiceway.adapters.disk import keep_private, write_durably
 from sluiceway.adapters.lock import DirectoryLock, one_at_a_time
 from sluiceway.adapters.storage.partition_file import PartitionFile
+from sluiceway.kernel.durability import sync_directory
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import (
     Changes,

@@ -22,7 +22,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluiceway.adapters.disk import make_directory, sync_directory, write_durably
+from sluiceway.adapters.disk import make_directory, write_durably
+from sluiceway.kernel.durability import sync_directory
 from sluiceway.kernel.errors import SluicewayError, invalid
 
 DIVISIONS = {"day": ("day",), "hour": ("day", "hour")}

@@ -1,0 +1,58 @@
+"""The campaign of backups: rounds under load, into a directory and into a bucket.
+
+python -m tests.server.backup_campaign 20 --target s3
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.server.backup_rounds import run
+from tests.servers.moto_server import REGION, MotoServer
+
+BACKUPS = 5
+"""Of each seed."""
+
+
+def bucket_url(server: MotoServer, folder: str) -> str:
+    """The URL of a folder in the server's bucket, with its keys."""
+    server.bucket("tests")
+    return f"s3://tests/{folder}?region={REGION}&endpoint={server.endpoint}&access_key_id=tests&secret_access_key=tests"
+
+
+@contextmanager
+def target_of(kind: str, folder: Path) -> Iterator[str]:
+    """Where backups go, for the length of a block."""
+    if kind == "directory":
+        yield str(folder / "backups")
+        return
+    with MotoServer() as server:
+        yield bucket_url(server, "backups")
+
+
+def main() -> None:
+    """Play the seeds, and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seeds", type=int)
+    parser.add_argument("--target", choices=["directory", "s3"], help="of the backups; by default, in turns")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    given = parser.parse_args()
+    for seed in range(given.first, given.first + given.seeds):
+        kind = given.target or ("directory", "s3")[seed // 2 % 2]
+        with tempfile.TemporaryDirectory() as name, target_of(kind, Path(name)) as target:
+            began, workers = time.monotonic(), seed % 2 * 2 + 1
+            told = run(Path(name), BACKUPS, seed, workers, target)
+            print(
+                f"seed {seed}, {kind}, workers: {workers}: {BACKUPS} backups, restored and compared, in {time.monotonic() - began:.0f} s; "
+                f"{told[-1]}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
