@@ -184,7 +184,7 @@ bench-scale: setup ## What size costs: long lines, single leases, mass expiry, m
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
 	@$(BIN)/python $(if $(ROUNDS),-m tests.campaigns.crash $(ROUNDS),-m pytest -m crash) $(ARGS)
 
-test-backup: setup ## Back up a real server under load, restore, and compare with a ledger (ROUNDS=n: 5 n backups; ARGS='--target s3')
+test-backup: setup ## Back up a real server under load and with kills, restore, compare with a ledger (ROUNDS=n: 11 n backups; ARGS='--target s3')
 	@$(BIN)/python -m tests.server.backup_campaign $(or $(ROUNDS),20) $(ARGS)
 
 test-cluster: setup ## Kill, freeze, cut off and stop instances of real clusters under load (ARGS='kills --seconds 30': some of it)

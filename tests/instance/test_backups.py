@@ -19,16 +19,17 @@ from sluiceway.core.group.group_records import Keys, Resource
 from sluiceway.core.partition.records import Header, pack, unpack_header
 from sluiceway.instance import backups, restoration
 from sluiceway.instance.backups import Backup
-from sluiceway.instance.restoration import GRANTS, NUMBERS, SavedPartition, renewed, restore, skipped
+from sluiceway.instance.restoration import GRANTS, NUMBERS, Restored, SavedPartition, renewed, restore, skipped
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import ItemId
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.backends import DEFAULT_BACKENDS, PostgresBackend, SqliteBackend
-from sluiceway.model.changes import PartitionRef, Snapshot
+from sluiceway.model.changes import Changes, Fence, PartitionRef, Snapshot
 from sluiceway.model.meta import Entry
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, ProduceKey, Redrive
+from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.instance.instance_rig import PATIENCE, eventually, lease, payloads, produce, serving, settle, spec, total
 
@@ -358,6 +359,110 @@ async def test_a_failed_restore_leaves_nothing(tmp_path: Path) -> None:
         await restore(saved, tmp_path / "new", DEFAULT_BACKENDS, lambda _: None, open_store=lambda *_: MemoryPartitionStore(disk))
     assert not disk.partitions
     assert os.listdir(tmp_path) == ["data"]
+
+
+class Failing(MemoryPartitionStore):
+    """A store that is gone from its second write on."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__(disk)
+        self._writes = 0
+
+    async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
+        self._writes += 1
+        return await super().apply(ref, changes, fence) if self._writes < 2 else Outcome.UNKNOWN
+
+    async def drop(self, ref: PartitionRef) -> None:
+        raise StoreUnavailableError("gone")
+
+
+ELSEWHERE = {"default": PostgresBackend(url="postgresql://elsewhere")}
+
+
+async def an_interrupted_restore(folder: Path) -> tuple[Saved, MemoryDisk]:
+    """A backup, and the storage to which half of it was restored, into the folder `new`."""
+    saved, disk = await a_backup(folder), MemoryDisk()
+    with pytest.raises(StoreUnavailableError, match="gone"):
+        await restore(saved, folder / "new", ELSEWHERE, lambda _: None, open_store=lambda *_: Failing(disk))
+    assert disk.partitions
+    assert not (folder / "new").exists()
+    return saved, disk
+
+
+@driven
+async def test_an_interrupted_restore_is_repeated(tmp_path: Path) -> None:
+    saved, disk = await an_interrupted_restore(tmp_path)
+    with pytest.raises(SluicewayError, match="If an interrupted restore left it, repeat that one, with the same --data"):
+        await restore(saved, tmp_path / "newer", ELSEWHERE, lambda _: None, open_store=lambda *_: MemoryPartitionStore(disk))
+    # Another backup, into the same folder.
+    partitions, saved.partitions = saved.partitions, []
+    with pytest.raises(SluicewayError, match="pass the --config that it had"):
+        await restore(saved, tmp_path / "new", {}, lambda _: None, open_store=lambda *_: MemoryPartitionStore(disk))
+    saved.partitions = partitions
+    # Nor is it in the way that the repeat is interrupted.
+    with pytest.raises(StoreUnavailableError, match="gone"):
+        await restore(saved, tmp_path / "new", ELSEWHERE, lambda _: None, open_store=lambda *_: Failing(disk))
+    await restore(saved, tmp_path / "new", ELSEWHERE, lambda _: None, open_store=lambda *_: MemoryPartitionStore(disk))
+    assert sorted(each for each in os.listdir(tmp_path) if each != "data") == ["new"]
+    assert not any("restoring" in each for each in os.listdir(tmp_path / "new"))
+    service = Service(tmp_path / "new", ELSEWHERE, open_store=lambda *_: MemoryPartitionStore(disk))
+    await service.start()
+    assert sorted(payloads((await lease(service, "q", most=2)).batches)) == list("abcd")
+    await service.stop()
+
+
+@driven
+@pytest.mark.parametrize("change", ["owner", "storage"])
+async def test_a_repeated_restore_leaves_what_is_not_of_the_interrupted_one(tmp_path: Path, change: str) -> None:
+    saved, disk = await an_interrupted_restore(tmp_path)
+    ref = next(iter(disk.partitions))
+    if change == "owner":
+        await MemoryPartitionStore(disk).open(ref, Fence(1_000, 0, 0))
+    else:
+        disk.identity = "another"
+    before = await MemoryPartitionStore(disk).browse(ref)
+    with pytest.raises(SluicewayError, match="of queue 'q' already"):
+        await restore(saved, tmp_path / "new", ELSEWHERE, lambda _: None, open_store=lambda *_: MemoryPartitionStore(disk))
+    assert before.txn
+    assert (await MemoryPartitionStore(disk).browse(ref)).txn == before.txn
+
+
+@driven
+async def test_what_a_killed_restore_left_in_the_folder_goes(tmp_path: Path) -> None:
+    saved = await a_backup(tmp_path)
+    left = tmp_path / ".new.restoring"
+    (left / "partitions").mkdir(parents=True)
+    for name in ("meta.sqlite", "partitions/half.sqlite"):
+        (left / name).write_bytes(b"half")
+    async with restored(saved, tmp_path / "new") as service:
+        assert sorted(payloads((await lease(service, "q", most=2)).batches)) == list("abcd")
+    assert not left.exists()
+    assert not (tmp_path / "new/partitions/half.sqlite").exists()
+
+
+@driven
+async def test_of_two_restores_into_one_folder_the_second_is_refused(tmp_path: Path) -> None:
+    saved = await a_backup(tmp_path)
+    refused = []
+
+    async def again() -> None:
+        with pytest.raises(SluicewayError, match=r"another restore into .*new is running"):
+            await restore(saved, tmp_path / "new", DEFAULT_BACKENDS, lambda _: None)
+        refused.append(True)
+
+    tasks: list[asyncio.Task[None]] = []
+
+    def tell(done: Restored) -> None:
+        if done.partitions == 1:
+            tasks.append(asyncio.ensure_future(again()))
+
+    await restore(saved, tmp_path / "new", DEFAULT_BACKENDS, tell)
+    await asyncio.gather(*tasks)
+    assert refused == [True]
+    service = Service(tmp_path / "new")
+    await service.start()
+    assert total(service, "q") == 4
+    await service.stop()
 
 
 @driven

@@ -1,4 +1,4 @@
-"""The campaign of backups: rounds under load, into a directory and into a bucket.
+"""The campaign of backups: rounds under load, and kills, into a directory and into a bucket.
 
 python -m tests.server.backup_campaign 20 --target s3
 """
@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
-from tests.server.backup_rounds import run
+from tests.server import backup_kills, backup_rounds
 from tests.servers.moto_server import REGION, MotoServer
 
-BACKUPS = 5
+BACKUPS, KILLS = 5, 6
 """Of each seed."""
 
 
@@ -45,11 +46,15 @@ def main() -> None:
     for seed in range(given.first, given.first + given.seeds):
         kind = given.target or ("directory", "s3")[seed // 2 % 2]
         with tempfile.TemporaryDirectory() as name, target_of(kind, Path(name)) as target:
+            for part in ("rounds", "kills"):
+                (Path(name) / part).mkdir()
             began, workers = time.monotonic(), seed % 2 * 2 + 1
-            told = run(Path(name), BACKUPS, seed, workers, target)
+            told = backup_rounds.run(Path(name) / "rounds", BACKUPS, seed, workers, target)
+            kinds = Random(seed).choices(backup_kills.KINDS, k=KILLS)
+            killed = backup_kills.run(Path(name) / "kills", kinds, seed, target)
             print(
-                f"seed {seed}, {kind}, workers: {workers}: {BACKUPS} backups, restored and compared, in {time.monotonic() - began:.0f} s; "
-                f"{told[-1]}",
+                f"seed {seed}, {kind}, workers: {workers}: {BACKUPS} backups, restored and compared, {told[-1]}; then killed before their "
+                f"end: {dict(killed)} of {KILLS} in {time.monotonic() - began:.0f} s",
                 flush=True,
             )
 

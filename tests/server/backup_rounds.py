@@ -7,12 +7,12 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from sluiceway.client import Client, Retry
+from sluiceway.client import CallError, Client, Retry
 from tests.server.server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 
 QUEUE, DEAD = "orders", "orders-dead"
@@ -31,11 +31,12 @@ class Ledger:
 
 
 class Traffic:
-    """Clients that produce, lease, complete, retry, release, bury and redrive, until the end of the block."""
+    """Clients that produce, lease, complete, retry, release, bury and redrive, until the end of the block. `outlives`: the server is killed
+    and started again meanwhile."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, *, outlives: bool = False) -> None:
         self.ledger = Ledger()
-        self._url = url
+        self._url, self._outlives = url, outlives
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
         works = (self._produce, self._produce, self._consume, self._consume, self._redrive)
@@ -47,7 +48,12 @@ class Traffic:
                 numbers, random = 0, Random(seed)
                 while not self._stop.is_set():
                     numbers += 1
-                    work(client, random, f"{seed}.{numbers}")
+                    try:
+                        work(client, random, f"{seed}.{numbers}")
+                    except CallError as error:
+                        # The ledger has what it has begun.
+                        if not self._outlives or error.code not in ("outcome_unknown", "unavailable"):
+                            raise
         except BaseException as error:
             self._errors.append(error)
 
@@ -128,8 +134,11 @@ def drained(client: Client) -> Counter[str]:
     return found
 
 
-def play_round(traffic: Traffic, url: str, target: str, data: Path) -> dict[str, object]:
-    """Back up the server under load, restore it beside into `data`, and compare. Returns what `backup` said."""
+def play_round(
+    traffic: Traffic, url: str, target: str, data: Path, disturb: Callable[[Sequence[str]], None] | None = None
+) -> dict[str, object]:
+    """Back up the server under load, restore it beside into `data`, and compare. Returns what `backup` said. `disturb` is called with the
+    restore's command before that runs."""
     ledger = traffic.ledger
     stored, completed = set(ledger.stored), set(ledger.completed)
     made = command("backup", target, "--url", url)
@@ -137,7 +146,10 @@ def play_round(traffic: Traffic, url: str, target: str, data: Path) -> dict[str,
     wait_until(lambda: len(ledger.leased) > later + 100, "leases after the backup")
     # Not those in the answers that were on their way.
     stale = ledger.leased[later + 50 : later + 100]
-    command("restore", target, "--data", str(data))
+    restore = ("restore", target, "--data", str(data))
+    if disturb is not None:
+        disturb(restore)
+    command(*restore)
     with ServerProcess(data) as server, Client(server.url, retry_for="10s") as client:
         assert client.complete(QUEUE, stale).completed == 0, "an id from after the backup names an item"
         client.produce(QUEUE, ["after the restore"])

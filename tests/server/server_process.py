@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 COMMAND = [sys.executable, "-m", "sluiceway.cli.main"]
 PATIENCE = 120.0
@@ -38,11 +38,13 @@ def closed_port() -> Iterator[int]:
 class ServerProcess:
     """`sluiceway serve` on a data directory; `url` says where. Leaving the context kills it."""
 
+    command: ClassVar[Sequence[str]] = COMMAND
+
     def __init__(self, data: Path, listen: str = "127.0.0.1:0", config: Path | None = None) -> None:
         self._log = data.with_name(f"{data.name}.log").open("ab")
         flags = [] if config is None else ["--config", str(config)]
         self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--data", str(data), "--listen", listen, *flags], stdout=subprocess.PIPE, stderr=self._log, text=True
+            [*self.command, "serve", "--data", str(data), "--listen", listen, *flags], stdout=subprocess.PIPE, stderr=self._log, text=True
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -1,4 +1,4 @@
-"""`sluiceway backup` into a bucket, and `restore` from there, with real servers."""
+"""`sluiceway backup` into a bucket, and `restore` from there, with real servers; and kills, into a directory and into a bucket."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import obstore
 import pytest
 
 from sluiceway.client import Client
+from tests.server import backup_kills, backup_rounds
 from tests.server.backup_campaign import bucket_url
-from tests.server.backup_rounds import command, drained, run
+from tests.server.backup_rounds import command, drained
 from tests.server.server_process import ServerProcess, closed_port
 from tests.server.test_backup_commands import ends
 from tests.servers import azurite_server
@@ -137,5 +138,11 @@ def test_a_bucket_without_backups(url: str, tmp_path: Path) -> None:
 
 
 def test_backups_in_a_bucket_under_load_have_what_was_acknowledged(url: str, tmp_path: Path) -> None:
-    run(tmp_path, 1, 3, target=url)
-    assert ends("backup", "verify", url)[0] == 0
+    backup_rounds.run(tmp_path, 1, 3, target=url)
+    backup_kills.verify(url)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("target", ["directory", pytest.param("s3", marks=pytest.mark.slow)])
+def test_a_kill_leaves_the_earlier_backups_and_the_next_succeeds(tmp_path: Path, url: str, target: str) -> None:
+    backup_kills.run(tmp_path, backup_kills.KINDS, 7, url if target == "s3" else str(tmp_path / "backups"))

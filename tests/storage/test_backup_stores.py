@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from sluiceway.client import Client
 from tests.server.backup_rounds import command
-from tests.server.server_process import ServerProcess
+from tests.server.server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from tests.server.test_backup_commands import ends
 from tests.servers.moto_server import MotoServer
 from tests.servers.postgres_server import PostgresServer
@@ -64,6 +65,34 @@ def test_each_kind_of_storage_is_backed_up_and_restored(
         left = {f"{number}".encode() for number in range(60)} - {each.payload for each in leased.items}
         assert sorted(taken(client, "orders", 50)) == sorted(left)
         client.produce("orders", ["new"])
+
+
+@pytest.mark.crash
+def test_a_restore_that_was_killed_is_repeated(
+    tmp_path: Path, s3: MotoServer, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has begun partitions in PostgreSQL and in a bucket."""
+    monkeypatch.setenv("TESTS_SECRET", "tests")
+    first, second = (config(tmp_path / f"{name}.toml", s3, server, name) for name in ("third", "fourth"))
+    folder = str(tmp_path / "backups")
+    with ServerProcess(tmp_path / "data", config=first) as running, Client(running.url) as client:
+        client.create_queue("orders", requested_partitions=12)
+        for number in range(120):
+            client.produce("orders", [f"{number}"])
+        command("backup", folder, "--url", running.url)
+    restore = ("restore", folder, "--config", str(second), "--data")
+    log = tmp_path / ".new.restoring/restoring.log"
+    killed = subprocess.Popen([*COMMAND, *restore, str(tmp_path / "new")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: log.exists() and log.read_text().count("\n") > 3, "three partitions elsewhere")
+    killed.kill()
+    assert killed.wait(PATIENCE) == -9
+    assert not (tmp_path / "new").exists()
+    code, _, said = ends(*restore, str(tmp_path / "other"))
+    assert (code, "If an interrupted restore left it, repeat that one" in said) == (3, True), said
+    command(*restore, str(tmp_path / "new"))
+    assert not log.parent.exists()
+    with ServerProcess(tmp_path / "new", config=second) as running, Client(running.url) as client:
+        assert sorted(taken(client, "orders", 120)) == sorted(f"{number}".encode() for number in range(120))
 
 
 def test_a_restored_server_is_brought_into_a_cluster(tmp_path: Path, s3: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:

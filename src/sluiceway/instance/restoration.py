@@ -7,19 +7,20 @@ docs/adr/0057-backups-of-a-running-server.md has the reasons.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TextIO
 
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.adapters.disk import keep_private, make_directory
+from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.meta import sqlite as sqlite_meta
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage import partition_file
@@ -28,9 +29,11 @@ from sluiceway.cluster.ownership import GRANT, KEYS
 from sluiceway.core.group.group_records import Keys, Resource
 from sluiceway.core.group.item_placement import RESTORED_ERAS
 from sluiceway.core.partition.records import pack, unpack_header
+from sluiceway.instance import restoration_log
 from sluiceway.instance.adoption_mark import MARK
+from sluiceway.instance.restoration_log import RestorationLog
 from sluiceway.kernel.durability import sync_directory
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.local import stores
 from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.local.backend_pool import OpenStore
@@ -38,7 +41,7 @@ from sluiceway.local.partition_copy import SLICE_BYTES, SLICE_RECORDS, UNFINISHE
 from sluiceway.local.partition_openings import OPENED, Opening, key_of
 from sluiceway.local.storage_identity import record_of
 from sluiceway.model.access import Actor
-from sluiceway.model.backends import BackendSettings, MemoryBackend
+from sluiceway.model.backends import BackendSettings, MemoryBackend, SqliteBackend
 from sluiceway.model.changes import Changes, Fence, PartitionRef, RecordKey
 from sluiceway.model.meta import Entry, Stamp, View
 from sluiceway.model.outcomes import Outcome
@@ -49,6 +52,7 @@ NUMBERS: Final = 10**12
 """Offsets and lease numbers that a restored partition skips. A partition gives fewer in a year; an id has room for a million restores."""
 GRANTS: Final = 10**6
 """Starts of a server that a restore skips."""
+_LOCK: Final = "restoring.lock"
 _RESOURCE: Final = re.compile(r"group/(.+)/resource")
 _BACKENDS: Final = record_of("")
 
@@ -102,24 +106,23 @@ async def restore(
     open_store: OpenStore = stores.open_store,
 ) -> Restored:
     """Restore the backup into `data`, which must be empty or missing, and into the storage of `backends`, those of the server that is to
-    run on it. `tell` is called as it goes on. If it fails, nothing stays.
+    run on it. `tell` is called as it goes on. If it fails, nothing stays; what an interrupted one has left, a repeat removes.
 
-    Raises `invalid_request` if the backup is damaged or of a newer version, or the storage has its partitions; OSError,
-    DirectoryInUseError, StoreUnavailableError, DamagedError.
+    Raises `invalid_request` if the backup is damaged or of a newer version, or the storage has its partitions; `unavailable` during another
+    restore into `data`; OSError, DirectoryInUseError, StoreUnavailableError, DamagedError.
     """
     _check_layouts(backup.layouts)
     _check_empty(data)
     settings = {each.backend: _settings(each.backend, backends) for each in backup.partitions}
-    part = _part_of(data)
-    try:
+    with _part_of(data) as part:
+        await _remove_leftovers(part, backends, open_store)
         async with AsyncExitStack() as opened:
             restored = await _Restoration(backup, part, settings, open_store, opened, tell).run()
         # In one step, so that no server starts on a part of it.
         os.rename(part, data)
         sync_directory(part.parent)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+        for name in (restoration_log.FILE, _LOCK):
+            (data / name).unlink(missing_ok=True)
     return restored
 
 
@@ -128,13 +131,61 @@ def _check_empty(data: Path) -> None:
         raise invalid("data", f"{data} is not empty; restore into a new folder")
 
 
-def _part_of(data: Path) -> Path:
-    """A new, empty folder beside `data`, which an interrupted restore may have left."""
+@contextmanager
+def _part_of(data: Path) -> Iterator[Path]:
+    """The folder beside `data` that is to become it, which an interrupted restore may have left; removed if the block fails. Raises
+    `unavailable` during another restore into `data`."""
     part = data.absolute().with_name(f".{data.absolute().name}.restoring")
-    make_directory(part.parent)
-    shutil.rmtree(part, ignore_errors=True)
     keep_private(part)
-    return part
+    with (part / _LOCK).open("w") as lock:
+        if not _is_locked(lock, part / _LOCK):
+            raise SluicewayError("unavailable", f"another restore into {data} is running", "data")
+        try:
+            yield part
+        except BaseException:
+            log = RestorationLog.left_in(part)
+            # What could not be removed elsewhere is for a repeat.
+            if log is None or not log.backends:
+                shutil.rmtree(part, ignore_errors=True)
+            raise
+
+
+def _is_locked(lock: TextIO, path: Path) -> bool:
+    """Whether the lock was free, and is the file at that path still: the other restore may just have ended."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+async def _remove_leftovers(part: Path, backends: Mapping[str, BackendSettings], open_store: OpenStore) -> None:
+    """Remove what an interrupted restore has left in the folder, and before that what it has left in storage elsewhere."""
+    log = RestorationLog.left_in(part)
+    if log is not None:
+        async with AsyncExitStack() as opened:
+            stores: dict[str, PartitionStore] = {}
+            for name in log.backends:
+                if name not in backends:
+                    why = f"an interrupted restore has left partitions there; pass the --config that it had, or remove the folder {part}"
+                    raise invalid(f"backends.{name}", why)
+                stores[name] = open_store(name, backends[name], part)
+                opened.push_async_callback(stores[name].close)
+            await log.remove_partitions(stores)
+    _clear(part)
+
+
+def _clear(part: Path) -> None:
+    for left in part.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+        elif left.name != _LOCK:
+            left.unlink()
+
+
+def _is_inside(settings: BackendSettings) -> bool:
+    """Whether a backend's partitions are in the data folder."""
+    return isinstance(settings, SqliteBackend) and settings.path is None
 
 
 def _check_layouts(found: tuple[int, int]) -> None:
@@ -168,6 +219,7 @@ class _Restoration:
     ) -> None:
         self._backup, self._data, self._settings, self._tell = backup, data, settings, tell
         self._open_store, self._opened = open_store, opened
+        self._log: RestorationLog | None = None
         self._made: list[tuple[PartitionStore, PartitionRef]] = []
         self._bytes = 0
 
@@ -179,19 +231,25 @@ class _Restoration:
         except BaseException:
             for store, ref in self._made:
                 await store.drop(ref)
+            if self._log is not None:
+                self._log.clear()
             raise
 
     async def _write(self, stamp: Stamp, entries: dict[str, Entry], fence: Fence) -> Restored:
         kept = _StampedEntries(stamp, entries)
         targets: dict[str, PartitionStore] = {}
+        elsewhere: dict[str, str] = {}
         for name, settings in self._settings.items():
             store = targets[name] = self._open_store(name, settings, self._data)
             self._opened.push_async_callback(store.close)
             identity = await store.identify(system.new_incarnation())
             assert identity is not None, "it was given one"
             kept.put(record_of(name), identity.encode())
+            if not _is_inside(settings):
+                elsewhere[name] = identity
+        self._log = RestorationLog.begin(self._data, fence, elsewhere)
         for number, each in enumerate(self._backup.partitions):
-            txn = await self._partition(each, targets[each.backend], fence)
+            txn = await self._partition(each, targets[each.backend], fence, self._log if each.backend in elsewhere else None)
             kept.put(key_of(each.ref), msgspec.json.encode(Opening(fence, fence, txn)))
             self._tell(self._so_far(number + 1))
         await self._write_meta(kept)
@@ -210,12 +268,18 @@ class _Restoration:
         check_understood(level_in(View(stamp, entries)), "dir")
         return stamp, renewed(entries)
 
-    async def _partition(self, saved: SavedPartition, store: PartitionStore, fence: Fence) -> int:
-        """Write a partition. Returns its last cycle."""
+    async def _partition(self, saved: SavedPartition, store: PartitionStore, fence: Fence, log: RestorationLog | None) -> int:
+        """Write a partition, noted in the log before. Returns its last cycle."""
         found = await store.browse(saved.ref)
         if found.txn or found.header is not None:
             what = f"partition {saved.ref.partition} of queue {saved.queue_name!r}"
-            raise invalid(f"backends.{saved.backend}", f"the storage of this backend has {what} already; restore into empty storage")
+            raise invalid(
+                f"backends.{saved.backend}",
+                f"the storage of this backend has {what} already; restore into empty storage: name another schema, prefix or path in the "
+                "configuration, or empty this one. If an interrupted restore left it, repeat that one, with the same --data",
+            )
+        if log is not None:
+            log.add(saved.backend, saved.ref)
         self._made.append((store, saved.ref))
         await store.open(saved.ref, fence)
         txn = 0
