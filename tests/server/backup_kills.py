@@ -50,7 +50,7 @@ class Killer:
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command, and return at a random moment of it."""
         process = subprocess.Popen([*COMMAND, *arguments, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        threading.Event().wait(self.random.uniform(0.2, 1.1) * self._lasts[arguments[0]])
+        threading.Event().wait(self.random.uniform(0.2, 0.9) * self._lasts[arguments[0]])
         return process
 
     def kill(self, *arguments: str) -> bool:

@@ -15,9 +15,10 @@ from tests.server.backup_campaign import bucket_url
 from tests.server.backup_rounds import command, drained
 from tests.server.server_process import ServerProcess, closed_port
 from tests.server.test_backup_commands import ends
-from tests.servers import azurite_server
+from tests.servers import azurite_server, versity_server
 from tests.servers.azurite_server import AzuriteServer
 from tests.servers.moto_server import ENVIRONMENT, MotoServer
+from tests.servers.versity_server import VersityServer
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,18 @@ def test_backups_in_azure(azurite: AzuriteServer, tmp_path: Path) -> None:
     check_target(f"az://tests/{tmp_path.name}?account={azurite_server.ACCOUNT}&access_key={key}&endpoint={azurite.url}", tmp_path)
 
 
+@pytest.mark.slow
+def test_backups_in_versitygw(versity: VersityServer, tmp_path: Path) -> None:
+    keys = f"access_key_id={versity_server.KEY_ID}&secret_access_key={versity_server.SECRET}"
+    check_target(f"s3://tests/{tmp_path.name}?region={versity_server.REGION}&endpoint={versity.url}&{keys}", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def versity() -> Iterator[VersityServer]:
+    with VersityServer.started_or_skipped() as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def azurite() -> Iterator[AzuriteServer]:
     with AzuriteServer.started_or_skipped() as server:
@@ -120,6 +133,7 @@ def test_refusals_show_no_key(tmp_path: Path) -> None:
         "s3://bucket?secret_access_key=hidden": "expected s3://BUCKET/FOLDER, and of options only region, endpoint",
         "gs://bucket/folder?secret_access_key=hidden": "expected gs://BUCKET/FOLDER, and no options",
         "ftp://bucket/folder?secret_access_key=hidden": "expected s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER",
+        "s3:/bucket/folder": "expected s3://BUCKET/FOLDER",
         "env:NO_SUCH_VARIABLE": "the environment variable 'NO_SUCH_VARIABLE' is not set",
     }.items():
         code, _, why = ends("backup", "list", url)

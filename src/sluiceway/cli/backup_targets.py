@@ -14,18 +14,22 @@ if TYPE_CHECKING:
     from sluiceway.cli.backup_store import Backups
 
 
+_PREFIXES: Final = ("s3:", "gs:", "az:", "env:", "file:")
+
+
 class _Target(click.Path):
     """A directory, or the text of a bucket's URL or of a reference to one."""
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = os.fspath(value)
-        if "://" in text or text.startswith(("env:", "file:")):
+        # With a slash too few, it would be a folder here.
+        if "://" in text or text.startswith(_PREFIXES):
             return text
         return super().convert(value, param, ctx)
 
 
 TARGET: Final = _Target(file_okay=False, path_type=Path)
-METAVAR: Final = "DIR|URL"
+METAVAR: Final = "DIR|BUCKET"
 
 
 @contextlib.contextmanager
