@@ -21,6 +21,7 @@ from simulation import (
     bugs_rebalance,
     bugs_tasks,
     bugs_unique,
+    bugs_zones,
 )
 from simulation.bucket_world import run_bucket
 from simulation.cluster import run_cluster
@@ -37,7 +38,7 @@ from simulation.queue_run import run_history
 from simulation.task_world import run_tasks
 
 BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
-GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS)
+GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS, *bugs_zones.BUGS)
 MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
 CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
 REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)

@@ -321,15 +321,15 @@ def counts_grants_anew(plan: Plan, look: GroupView, resource: Resource, number: 
 @bug(rounds, "sticky")
 def moves_more_than_it_must(original: Any) -> Any:
     """The plan is even but ignores current owners."""
-    return lambda items, members, current, limits, unsettled: original(items, members, {}, limits)
+    return lambda items, members, current, *more: original(items, members, {}, *more)
 
 
 @bug(rounds, "sticky")
 def moves_one_more_than_it_must(original: Any) -> Any:
     """Two members exchange an item in each round that moves any."""
 
-    def sticky(items: Any, members: Any, current: Any, limits: Any, unsettled: Any) -> Any:
-        plan = original(items, members, current, limits, unsettled)
+    def sticky(items: Any, members: Any, current: Any, *more: Any) -> Any:
+        plan = original(items, members, current, *more)
         stays = [item for item in plan if current.get(item) == plan[item]]
         others = [item for item in stays if plan[item] != plan[stays[0]]]
         if others and moves(plan, current):

@@ -11,7 +11,7 @@ from simulation.bugs_group import unchecked
 from simulation.planting import Bug, shelf
 from sluiceway.core.group import item_placement, rounds
 from sluiceway.core.group.group_records import GroupView, Keys, Resource, Writes
-from sluiceway.core.group.plan import queue_of
+from sluiceway.core.group.plan import UNLIMITED, queue_of
 
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
@@ -93,12 +93,12 @@ def places_beside_what_there_is_of_a_queue(original: Any) -> Any:
 @bug(rounds, "sticky")
 def plans_without_limits(original: Any) -> Any:
     """A round spreads every queue over all members."""
-    return lambda items, members, current, limits, unsettled: original(items, members, current, unsettled=unsettled)
+    return lambda items, members, current, limits, *more: original(items, members, current, UNLIMITED, *more)
 
 
 @bug(rounds, "sticky")
 def moves_a_queue_for_no_reason(original: Any) -> Any:
     """Each round chooses the members of a limited queue anew."""
-    return lambda items, members, current, limits, unsettled: original(
-        items, members, {item: owner for item, owner in current.items() if queue_of(item) not in limits}, limits, unsettled
+    return lambda items, members, current, limits, *more: original(
+        items, members, {item: owner for item, owner in current.items() if queue_of(item) not in limits}, limits, *more
     )

@@ -144,6 +144,8 @@ class Weather:
     """Number of placements or removals of items without a round."""
     limits: int = 0
     """Number of changes to a queue's member limit."""
+    zones: int = 1
+    """Number of zones that members are in."""
     drift: float = 0.1
 
 
@@ -202,7 +204,9 @@ class GroupWorld:
 
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
         self.random = Random(seed)
-        self.weather = weather_of(self.random)
+        # Of its own, so that histories without zones are as they were before there were any.
+        self.zoning = Random(f"zones {seed}")
+        self.weather = replace(weather_of(self.random), zones=self.zoning.choice([1, 1, 1, 2, 3]))
         self.log = log
         self.store = ModelStore()
         self.now: Millis = 0
@@ -247,7 +251,8 @@ class GroupWorld:
         self._until(self.traffic + CALM)
         self.looks.check_unchanged(self.store.read())
         check(self._rounds() - begun <= 1 + QUIET // HEARTBEAT, f"{self._rounds() - begun} rounds at rest")
-        check_rest(self.store.read(), KEYS, {actor.name: actor.serves(self.now) for actor in self._alive()})
+        alive = {actor.name: actor.serves(self.now) for actor in self._alive()}
+        check_rest(self.store.read(), KEYS, alive, {actor.name: actor.member.zone for actor in self._alive()})
 
     def at(self, when: Millis, act: Callable[[], None]) -> None:
         heapq.heappush(self.heap, (when, next(self.order), act))
@@ -287,13 +292,19 @@ class GroupWorld:
     def _join(self) -> None:
         drift = self.weather.drift
         rate = self.random.choice([1 - drift, 1 + drift, self.random.uniform(1 - drift, 1 + drift)])
-        actor = Actor(Member(KEYS, f"m{next(self.names)}"), rate, self.random.randrange(10_000, 10_000_000))
+        name, zone = f"m{next(self.names)}", self.zoning.randrange(self.weather.zones)
+        member = Member(KEYS, name, zone=f"z{zone}" if zone else "")
+        actor = Actor(member, rate, self.random.randrange(10_000, 10_000_000))
         self._note(actor.name, "joins")
         self.actors.append(actor)
         self._ask(actor)
 
     def _kill(self) -> None:
-        for actor in self._some():
+        """Kill one process, or all of its zone where others remain."""
+        some = self._some()
+        zone = [actor for actor in self._alive() if some and actor.member.zone == some[0].member.zone]
+        whole = self.weather.zones > 1 and self.zoning.random() < 0.5 and len(zone) < len(self._alive())
+        for actor in zone if whole else some:
             self._note(actor.name, "is killed")
             actor.dead = True
 

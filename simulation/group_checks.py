@@ -11,6 +11,7 @@ import msgspec
 from simulation.promises import BrokenPromiseError, check
 from sluiceway.core.group.group_records import GroupView, Keys, Plan, Resource, Token, Writes
 from sluiceway.core.group.plan import queue_of
+from sluiceway.core.group.zones import NO_ZONES, span
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import View
 
@@ -54,10 +55,11 @@ class Overlap:
 def check_commit(was: GroupView, now: GroupView, keys: Keys, unseen: Collection[str] = ()) -> None:
     """Check a commit's effect on the plan.
 
-    A commit that seals a round assigns exactly the resource's items to exactly the marked members, within the queues' member limits, and
-    without limits with the fewest moves. If it gives members up, of the marked ones only those of the last round take part, if there are
-    any. A commit that changes the plan without a round leaves every remaining assignment as it is, and gives new items to participants
-    only. `unseen`: members whose records were created after the commit was decided, such as a member that had marked itself and was gone.
+    A commit that seals a round assigns exactly the resource's items to exactly the marked members, within the queues' member limits, spread
+    over the members' zones, and without limits and zones with the fewest moves. If it gives members up, of the marked ones only those of
+    the last round take part, if there are any. A commit that changes the plan without a round leaves every remaining assignment as it is,
+    and gives new items to participants only. `unseen`: members whose records were created after the commit was decided, such as a member
+    that had marked itself and was gone.
     """
     if was.resource is not None and was.resource != now.resource:
         check(now.resource is not None and now.resource.version > was.resource.version, "the resource has changed under its old version")
@@ -77,7 +79,9 @@ def check_commit(was: GroupView, now: GroupView, keys: Keys, unseen: Collection[
     takes_part = set(now.round.participants)
     due = {name for name in was.marks & was.members.keys() if not was.members[name].leaving and name not in unseen}
     if was.round is not None and was.members.keys() - now.members.keys():
-        due = due.intersection(was.round.participants) or due
+        heirs = due.intersection(was.round.participants)
+        # The only heir may have begun to leave since the round was decided.
+        due = heirs if heirs or takes_part.intersection(was.round.participants) else due
     check(due <= takes_part <= was.marks, f"{takes_part} take part, {was.marks} had marked themselves, not leaving: {due}")
     check(now.plan.resource_version == now.resource.version, "the plan is of another version of the resource")
     _check_plan(was, now, now.resource)
@@ -93,12 +97,18 @@ def _check_plan(was: GroupView, now: GroupView, resource: Resource) -> None:
         check(not owners, "items of nobody have owners")
         return
     check(sorted(owners) == sorted(items), f"the plan has {sorted(owners)} of {items}")
+    zones = span(members, was.zones)
+    if not was.members.keys() >= {*members}:
+        # The record of a participant went after the round was decided, and its zone with it.
+        return
     check_limits(owners, members, resource.limits)
-    check_even(owners, members, resource.limits)
+    check_even(owners, members, resource.limits, zones)
+    check_zones(owners, resource.limits, zones)
+    check_shares(owners, resource.limits, zones)
     moved = sum(had.get(item) != owner for item, owner in owners.items())
     check(moved == now.round.moved, f"{moved} moves, said to be {now.round.moved}")
-    if resource.limits:
-        check(not moved or not _is_plan(had, members, resource), f"{moved} moves, and none was needed")
+    if resource.limits or zones:
+        check(not moved or not _is_plan(had, members, resource, zones), f"{moved} moves, and none was needed")
     else:
         least, more = divmod(len(items), len(members))
         has = Counter(had[item] for item in items if had.get(item) in members)
@@ -115,9 +125,52 @@ def check_limits(owners: Mapping[str, str], members: Collection[str], limits: Ma
         check(max(has.values(), default=0) - min(has.values(), default=0) <= 1, f"{queue} is uneven: {has}")
 
 
-def check_even(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int]) -> None:
+def check_zones(owners: Mapping[str, str], limits: Mapping[str, int], zones: Mapping[str, str]) -> None:
+    """Check that each zone has its part of each queue's items, or of its members if it is limited, rounded down or up."""
+    if not zones:
+        return
+    rest = Counter(zones[owner] for item, owner in owners.items() if queue_of(item) not in limits)
+    members = Counter(zones.values())
+    for queue in {queue_of(item) for item in owners}:
+        there = [owner for item, owner in owners.items() if queue_of(item) == queue]
+        there = sorted({*there}) if queue in limits else there
+        has, whole = Counter(zones[owner] for owner in there), members if queue in limits else rest
+        for zone in members:
+            # Less than one away from its part, without fractions.
+            away = abs(has[zone] * whole.total() - len(there) * whole[zone])
+            check(away < whole.total(), f"{queue} lies in {has} of {whole}")
+
+
+def check_shares(owners: Mapping[str, str], limits: Mapping[str, int], zones: Mapping[str, str]) -> None:
+    """Check that each zone has its part of the members that have an unlimited item more than others, rounded down or up."""
+    if not zones:
+        return
+    below = Counter(owner for item, owner in owners.items() if queue_of(item) in limits)
+    share = Counter(owner for item, owner in owners.items() if queue_of(item) not in limits)
+    height = max((below[name] + count for name, count in share.items()), default=0)
+    able = [name for name in zones if below[name] < height]
+    larger = Counter(zones[name] for name in able if below[name] + share[name] == height)
+    members = Counter(zones[name] for name in able)
+    for zone in members:
+        away = abs(larger[zone] * len(able) - larger.total() * members[zone])
+        check(away < len(able), f"larger shares: {larger} of {members}")
+
+
+def _may_leave(queue: str, one: str, other: str, owners: Mapping[str, str], zones: Mapping[str, str]) -> bool:
+    """Return whether the queue's part may go from one member to the other, which has none, without leaving a zone short of its part."""
+    there = {owner for item, owner in owners.items() if queue_of(item) == queue}
+    after = {item: other if owner == one and queue_of(item) == queue else owner for item, owner in owners.items()}
+    assert other not in there
+    try:
+        check_zones({item: owner for item, owner in after.items() if queue_of(item) == queue}, {queue: len(there)}, zones)
+    except BrokenPromiseError:
+        return False
+    return True
+
+
+def check_even(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int], zones: Mapping[str, str] = NO_ZONES) -> None:
     """Check that no move would help. A member with two or more items above another has only parts of limited queues, and the other has as
-    much of each such queue, or the part is as large as the difference."""
+    much of each such queue, or the part is as large as the difference, or must not leave its zone."""
     counts = {name: Counter(queue_of(item) for item, owner in owners.items() if owner == name) for name in members}
     for one, other in itertools.permutations(members, 2):
         more = counts[one].total() - counts[other].total()
@@ -125,7 +178,10 @@ def check_even(owners: Mapping[str, str], members: Collection[str], limits: Mapp
             continue
         check(counts[one].keys() <= limits.keys(), f"{one} has {counts[one]}, {other} {counts[other]}")
         given = {queue: (part, counts[other][queue]) for queue, part in counts[one].items()}
-        useless = all(there >= part or (not there and part >= more) for part, there in given.values())
+        useless = all(
+            there >= part or (not there and (part >= more or not _may_leave(queue, one, other, owners, zones)))
+            for queue, (part, there) in given.items()
+        )
         check(useless, f"{one} could give {other} a part: it has {counts[one]}, and the other {counts[other]}")
 
 
@@ -145,12 +201,14 @@ def check_placing(look: GroupView, writes: Writes, keys: Keys) -> None:
         check(len(takers) <= limits[queue], f"{queue} is placed on {sorted(takers)}, and may lie on {limits[queue]}")
 
 
-def _is_plan(owners: Mapping[str, str], members: Collection[str], resource: Resource) -> bool:
+def _is_plan(owners: Mapping[str, str], members: Collection[str], resource: Resource, zones: Mapping[str, str]) -> bool:
     """Return whether `owners` already was a valid plan for these members."""
     try:
         check(owners.keys() == {*resource.items} and {*owners.values()} <= {*members}, "items or members have changed")
         check_limits(owners, members, resource.limits)
-        check_even(owners, members, resource.limits)
+        check_even(owners, members, resource.limits, zones)
+        check_zones(owners, resource.limits, zones)
+        check_shares(owners, resource.limits, zones)
     except BrokenPromiseError:
         return False
     return True
@@ -180,8 +238,9 @@ def _grants(plan: Plan) -> dict[str, tuple[str, int]]:
     return {item: (owner, grant) for owner, grants in plan.owners.items() for item, grant in grants.items()}
 
 
-def check_rest(view: View, keys: Keys, alive: Mapping[str, Mapping[str, Token]]) -> None:
-    """Check the group after the calm time: live members serve every item, evenly, and no other member is left."""
+def check_rest(view: View, keys: Keys, alive: Mapping[str, Mapping[str, Token]], zones: Mapping[str, str] = NO_ZONES) -> None:
+    """Check the group after the calm time: live members serve every item, evenly, spread over their `zones`, and no other member is
+    left."""
     resource = msgspec.json.decode(view.entries[keys.resource].value, type=Resource)
     members = {key.removeprefix(keys.members) for key in view.prefix(keys.members)}
     check(members == alive.keys(), f"members at rest: {sorted(members)}, alive: {sorted(alive)}")
@@ -193,5 +252,7 @@ def check_rest(view: View, keys: Keys, alive: Mapping[str, Mapping[str, Token]])
     check({key.removeprefix(keys.claims) for key in left} <= {*resource.items}, f"claims of what was removed: {left}")
     owners = {item: name for name, owned in alive.items() for item in owned}
     limits = resource.limits if resource.strategy == "rounds" else {}
+    across = span(alive, zones if resource.strategy == "rounds" else {})
     check_limits(owners, alive.keys(), limits)
-    check_even(owners, alive.keys(), limits)
+    check_even(owners, alive.keys(), limits, across)
+    check_zones(owners, limits, across)

@@ -172,18 +172,18 @@ class Cluster:
         self._parameters, self._strategy = parameters, strategy
         self.backends: dict[str, BackendSettings] = {"default": MemoryBackend()}
 
-    async def start(self, name: str) -> Service:
+    async def start(self, name: str, zone: str = "") -> Service:
         """One more instance; returns when it has its share."""
-        service = self.add(name)
+        service = self.add(name, zone)
         await service.start()
         return service
 
-    def add(self, name: str) -> Service:
+    def add(self, name: str, zone: str = "") -> Service:
         """One more instance, which is not started."""
         meta = self.metas[name] = Meta(self.meta)
         store = self.stores[name] = Store(self.folder, MemoryPartitionStore(self.disk))
         opening: Callable[[], MetaStore] = lambda: meta  # noqa: E731 - typed
-        membership = Membership(opening, self.wires, name, name, self._strategy, self._parameters)
+        membership = Membership(opening, self.wires, name, name, self._strategy, self._parameters, zone=zone)
         service = Service(self.folder / name, self.backends, membership=membership, open_store=lambda *_: store)
         self.wires.instances[name] = service
         self.services.append(service)

@@ -79,7 +79,7 @@ def why(found: GroupView, item: str = ITEM, history: dict[int, SealedRound] | No
 
 
 def test_each_instance_is_shown_as_this_one_sees_it() -> None:
-    found = planned({"i-1": {ITEM: 7, "k7f3q2ma.1": 3}}, member__i_3=member(leaving=True, joined_at=NOW))
+    found = planned({"i-1": {ITEM: 7, "k7f3q2ma.1": 3}}, member__i_3=member(leaving=True, joined_at=NOW, zone="east"))
     shown = {each.name: each for each in instances_of(found, {"i-1": 100, "i-2": 3_000, "i-3": 2_999}, "i-1", holds=True)}
     assert [(each.state, each.here, each.partitions) for each in shown.values()] == [
         ("alive", True, 2),
@@ -87,7 +87,7 @@ def test_each_instance_is_shown_as_this_one_sees_it() -> None:
         ("leaving", False, 0),
     ]
     assert (shown["i-2"].silent_for, shown["i-2"].address, shown["i-2"].joined_at) == (3_000, "http://i-2", None)
-    assert shown["i-3"].joined_at == NOW
+    assert (shown["i-3"].joined_at, shown["i-3"].zone, shown["i-1"].zone) == (NOW, "east", "")
 
 
 def test_silence_goes_by_the_longer_of_the_two_times() -> None:
@@ -171,7 +171,7 @@ def post(url: str, call: str, **fields: object) -> httpx.Response:
 CLUSTER = ClusterInfo(
     [
         InstanceInfo("i-1", "http://i-1", True, "alive", 20, NOW, 5),
-        InstanceInfo("i-2", "", False, "silent", 90_000, release="0.3.0", levels=Levels(11, 12)),
+        InstanceInfo("i-2", "", False, "silent", 90_000, release="0.3.0", levels=Levels(11, 12), zone="east"),
     ],
     "rounds",
     2,
@@ -197,6 +197,7 @@ def test_instances_on_the_wire(shared: tuple[FakeService, str]) -> None:
                 "partitions": 5,
                 "release": None,
                 "levels": None,
+                "zone": None,
             },
             {
                 "instance": "i-2",
@@ -208,6 +209,7 @@ def test_instances_on_the_wire(shared: tuple[FakeService, str]) -> None:
                 "partitions": 0,
                 "release": "0.3.0",
                 "levels": [11, 12],
+                "zone": "east",
             },
         ],
         "strategy": "rounds",

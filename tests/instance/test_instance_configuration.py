@@ -160,6 +160,7 @@ def test_a_file_that_says_nothing_means_the_defaults(tmp_path: Path, text: str) 
         (f"[cluster]\nmeta = 'mysql://u:{SECRET}@db/q'", "cluster.meta: expected sqlite:PATH"),
         ("[cluster]\nmeta = 'env:NOT_SET'", "cluster.meta: the environment variable 'NOT_SET' is not set (sluiceway.toml:2)"),
         ("[cluster]\nstrategy = 'luck'", "cluster.strategy: invalid enum value 'luck'"),
+        ("[cluster]\nzone = 'north east'", "cluster.zone: 'north east' is not the name of a zone"),
         ("[cluster]\nadvertise = 'queue-1:2319'", "cluster.advertise: 'queue-1:2319' is not a URL"),
         ("[cluster]\nadvertise = 'http://:2319'", "cluster.advertise: 'http://:2319' is not a URL"),
         ("[cluster]\nadvertise = 'http://a:99999'", "cluster.advertise: 'http://a:99999' is not a URL"),

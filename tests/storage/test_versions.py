@@ -155,7 +155,7 @@ PINNED: dict[type[msgspec.Struct], str] = {
     AuditEntry: "id at actor action queue_name request_id detail",
     Resource: "items parameters strategy era version limits",
     Parameters: "settle_timeout round_interval heartbeat_interval beat_interval lease_timeout member_timeout",
-    MemberRecord: "beat lease_timeout applied era leaving address joined_at levels release",
+    MemberRecord: "beat lease_timeout applied era leaving address joined_at levels release zone",
     Level: "level rising_to",
     Round: "number sealed trigger participants moved kept",
     Plan: "round era resource_version owners waits",

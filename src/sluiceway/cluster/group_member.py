@@ -27,7 +27,7 @@ from sluiceway.core.group.member import Member, hint_pace
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.compatibility import Levels
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.kernel.names import check_queue_name, check_text, check_zone
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import StoreUnavailableError
 
@@ -96,6 +96,8 @@ class GroupMember:
     the handler learns the consequences. `on_expect` is called with items that the member will probably gain within moments, as their owner
     seems dead. Exceptions of both are logged. `lapse_level`: log level for a lease that ran out. `levels`: the compatibility levels that
     this process understands, if the group has a level; the member stays outside while it does not understand it. `release`: for display.
+    `zone`: the member's failure domain, such as a data centre. The items of a queue (equal names up to their last dot) are spread over the
+    zones of the members. Only the strategy `rounds` does so.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class GroupMember:
         lapse_level: int = logging.WARNING,
         levels: Levels | None = None,
         release: str = "",
+        zone: str = "",
     ) -> None:
         self._keys = Keys(check_queue_name(group, "group"))
         self._store = store
@@ -118,7 +121,7 @@ class GroupMember:
         # Names are never reused, so each start adds its own suffix.
         self.name = f"{check_queue_name(name or 'member', 'name')}-{system.new_incarnation()}"
         self._levels = levels
-        self._member = Member(self._keys, self.name, check_text(address, "address"), levels, release)
+        self._member = Member(self._keys, self.name, check_text(address, "address"), levels, release, check_zone(zone))
         self.look: GroupView | None = None
         """The last look at the group."""
         self._on_look = on_look

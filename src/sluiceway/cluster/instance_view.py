@@ -169,6 +169,7 @@ def instances_of(look: GroupView, still: Mapping[str, Millis], here: str, holds:
             shares[name],
             record.release,
             record.levels,
+            record.zone,
         )
         for name, record in look.members.items()
     ]

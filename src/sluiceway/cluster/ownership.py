@@ -277,6 +277,7 @@ class Clustered:
     """Ownership as a group: the instances of a cluster divide the partitions. `address`: URL by which others reach this instance.
 
     `parameters` apply to a new cluster. `times` and `strategy`, where given, replace the cluster's own when this instance starts.
+    `zone`: this instance's failure domain.
     """
 
     is_alone = False
@@ -288,8 +289,9 @@ class Clustered:
         strategy: Strategy | None = None,
         parameters: Parameters = PARAMETERS,
         times: Mapping[str, Millis] = NO_TIMES,
+        zone: str = "",
     ) -> None:
-        self._wanted_name, self.address = name, address
+        self._wanted_name, self.address, self._zone = name, address, zone
         self._levels = KNOWN
         self._strategy = strategy
         self._parameters = parameters
@@ -344,6 +346,7 @@ class Clustered:
             on_expect=self._expect,
             levels=self._levels,
             release=__version__,
+            zone=self._zone,
         )
         self._peers[self._member.name] = HERE
         await self._member.join()

@@ -40,6 +40,7 @@ class Instance(Answer, frozen=True, kw_only=True):
     levels: Annotated[list[int] | None, about("The lowest and the highest compatibility level that it understands; null: not known.")] = (
         None
     )
+    zone: Annotated[str | None, about("Its failure domain (`cluster.zone`); null: none.")] = None
 
 
 class LastRound(Answer, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from sluiceway.kernel.address import parse_address
 from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
-from sluiceway.kernel.names import check_queue_name
+from sluiceway.kernel.names import check_queue_name, check_zone
 from sluiceway.kernel.plain_errors import plain_error
 from sluiceway.kernel.secrets import read_secret
 from sluiceway.model.access import check_admin_key
@@ -334,6 +334,7 @@ def _check_cluster(configuration: Configuration) -> None:
         )
     if cluster.times:
         _check_times(cluster.times)
+    check_zone(cluster.zone, "cluster.zone")
     if cluster.advertise:
         _check_advertise(cluster, server.workers)
     elif cluster.spans_machines and is_any(parse_address(server.listen, "server.listen").host):

@@ -147,6 +147,8 @@ class Membership:
     parameters: Parameters = PARAMETERS
     times: Mapping[str, Millis] = field(default_factory=dict)
     """Timing parameters to set for the cluster; it keeps the others."""
+    zone: str = ""
+    """The instance's failure domain; empty: none."""
 
 
 class Service:
@@ -200,7 +202,9 @@ class Service:
         self.on_outdated: Callable[[], None] = lambda: None
         self.ownership: Ownership = SoleOwnership()
         if membership is not None:
-            self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters, membership.times)
+            self.ownership = Clustered(
+                membership.name, membership.address, membership.strategy, membership.parameters, membership.times, membership.zone
+            )
             self.ownership.on_outdated = self._note_outdated
         self.instances = Instances(self.ownership, self.queues, lambda: self.audit)
 

@@ -87,6 +87,13 @@ class ClusterSettings(Settings, frozen=True):
             restart=True,
         ),
     ] = ""
+    zone: Annotated[
+        str,
+        key(
+            "failure domain of this instance, such as an availability zone; each queue's partitions are spread over the zones",
+            restart=True,
+        ),
+    ] = ""
     ca: Annotated[
         str,
         key("PEM file of the authorities that issue the other instances' certificates; empty: those of the system", "path", restart=True),

@@ -25,6 +25,8 @@ class InstanceInfo:
     release: str = ""
     """Its version of Sluiceway; empty: not known."""
     levels: Levels | None = None
+    zone: str = ""
+    """Its failure domain; empty: none."""
 
 
 @dataclass(slots=True)

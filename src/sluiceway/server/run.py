@@ -399,7 +399,14 @@ def _membership(cluster: ClusterSettings, requests: BucketRequests) -> Membershi
             raise invalid("cluster.ca", f"{cluster.ca} cannot be used: {error}; expected a PEM file with certificates") from error
 
     strategy = cluster.strategy or None
-    return Membership(lambda: open_meta_store(cluster.meta, requests), transport, cluster.advertise, strategy=strategy, times=cluster.times)
+    return Membership(
+        lambda: open_meta_store(cluster.meta, requests),
+        transport,
+        cluster.advertise,
+        strategy=strategy,
+        times=cluster.times,
+        zone=cluster.zone,
+    )
 
 
 def _prepare(configuration: Configuration) -> None:

@@ -77,6 +77,7 @@ def _instance(info: InstanceInfo) -> answers.Instance:
         partitions=info.partitions,
         release=info.release or None,
         levels=list(info.levels) if info.levels else None,
+        zone=info.zone or None,
     )
 
 

@@ -105,7 +105,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `applied` is the last plan, and `era` the last era, for which it has stopped serving what they took from it. `joined_at`, for display,
     is by its own clock; 0: unknown. `levels`: those that it understands, if the group has a level. `release`: its version of Sluiceway, for
-    display.
+    display. `zone`: the failure domain that it is in; empty: none was said.
     """
 
     beat: int
@@ -117,6 +117,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     joined_at: Millis = 0
     levels: Levels | None = None
     release: str = ""
+    zone: str = ""
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,6 +257,11 @@ class GroupView:
     """Wall-clock time at which the view arrived. For display only."""
     level: Level | None = None
     """None: the members of this group have no levels."""
+
+    @property
+    def zones(self) -> dict[str, str]:
+        """The zone of each member."""
+        return {name: record.zone for name, record in self.members.items()}
 
     def stamp(self, key: str) -> Stamp | None:
         entry = self.view.entries.get(key)

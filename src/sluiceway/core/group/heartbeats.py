@@ -38,9 +38,9 @@ class LastChanges:
 class Beating:
     """A member's own record, and its knowledge of the others: which are alive, and until when they may serve."""
 
-    def __init__(self, keys: Keys, name: str, address: str = "", levels: Levels | None = None, release: str = "") -> None:
+    def __init__(self, keys: Keys, name: str, address: str = "", levels: Levels | None = None, release: str = "", zone: str = "") -> None:
         self.keys, self.name, self.address = keys, name, address
-        self.levels, self.release = levels, release
+        self.levels, self.release, self.zone = levels, release, zone
         self.seen = LastChanges()
         self._beat = 0
         self._beat_at: Millis | None = None
@@ -149,6 +149,7 @@ class Beating:
             joined_at=self._joined_at,
             levels=self.levels,
             release=self.release,
+            zone=self.zone,
         )
 
     def one_era(self, look: GroupView, resource: Resource) -> bool:

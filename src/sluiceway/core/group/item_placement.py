@@ -171,7 +171,7 @@ def _plan_new(
     if not takers:
         return
     owners = {name: dict(grants) for name, grants in plan.owners.items()}
-    for item, name in dealt(new, {name: len(owners.get(name, ())) for name in takers}, limits).items():
+    for item, name in dealt(new, {name: len(owners.get(name, ())) for name in takers}, limits, look.zones).items():
         # The item had no owner since that round: no token of it is as great, and members that may still serve it are in the plan's waits.
         owners.setdefault(name, {})[item] = plan.round
     _put_plan(look, keys, plan, owners, writes)

@@ -30,11 +30,12 @@ class Member:
     """One member, for the lifetime of its process; `name` is never reused. Feed it looks in order, none older than the one before.
 
     `levels`: the compatibility levels that it understands; it joins only while the group's is one of them. None: the group has none.
+    `zone`: its failure domain.
     """
 
-    def __init__(self, keys: Keys, name: str, address: str = "", levels: Levels | None = None, release: str = "") -> None:
-        self.name = name
-        self._beating = Beating(keys, name, address, levels, release)
+    def __init__(self, keys: Keys, name: str, address: str = "", levels: Levels | None = None, release: str = "", zone: str = "") -> None:
+        self.name, self.zone = name, zone
+        self._beating = Beating(keys, name, address, levels, release, zone)
         self._going = False
         self._strategies: dict[Strategy, Rounds | Claims | NoAssignment] = {
             "rounds": Rounds(self._beating),

@@ -1,7 +1,8 @@
 """Assignment of items to members: even, sticky, and identical in every process.
 
 The items of a *queue*, those with equal names up to their last dot, may be limited to a number of members. They then lie on exactly that
-many, and a queue's items on one member, a *part*, move as a whole: loads are even to within one part.
+many, and a queue's items on one member, a *part*, move as a whole: loads are even to within one part. Members may be in zones, over which
+each queue is spread.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
+
+from sluiceway.core.group.zones import NO_ZONES, Quota, interleaved, span, spread
 
 ItemCounts = dict[str, dict[str, int]]
 """For each limited queue: the number of its items on each of its members."""
@@ -27,6 +30,7 @@ def sticky(
     current: Mapping[str, str],
     limits: Mapping[str, int] = UNLIMITED,
     unsettled: Collection[str] = (),
+    zones: Mapping[str, str] = NO_ZONES,
 ) -> dict[str, str]:
     """Return the owner of each item. Without limits loads differ by one at most, and no such plan moves fewer items.
 
@@ -43,30 +47,40 @@ def sticky(
     enough: where a member has two or more items more than another, it holds only parts of limited queues; each part of a queue that the
     other lacks is at least as large as the difference, and of queues on both it has no more than the other. So loads differ by the largest
     part at most. Unlimited items are then divided as above, with as few moves, to level the loads.
+
+    `zones`: the zone of each member. A zone has its part of each unlimited queue (the queue's items times the zone's part of all unlimited
+    items), and its part of the members of each limited queue (their number times the zone's part of all members), both rounded down or up.
+    The loads are as even as without zones, but for parts that must not leave their zone. More may move than the fewest, and nothing if all
+    of this holds already.
     """
     names = sorted(members)
     if not names:
         return {}
+    across = span(names, zones)
     limited, rest = _apart(items, limits)
     loads = dict.fromkeys(names, 0)
-    parts = _parts(limited, loads, current, limits, len(rest))
+    parts = _parts(limited, loads, current, limits, len(rest), across)
     held, free = _held(rest, names, current)
-    plan = _filled(held, free, _shares(loads, held, len(rest)), unsettled)
+    share = _shares(loads, held, len(rest), across)
+    plan = _filled_by_zone(rest, held, share, across, unsettled) if across else _filled(held, free, share, unsettled)
     for queue, part in parts.items():
         plan |= _filled(*_held(limited[queue], sorted(part), current), part, unsettled)
     return plan
 
 
-def dealt(items: Sequence[str], counts: Mapping[str, int], limits: Mapping[str, int] = UNLIMITED) -> dict[str, str]:
+def dealt(
+    items: Sequence[str], counts: Mapping[str, int], limits: Mapping[str, int] = UNLIMITED, zones: Mapping[str, str] = NO_ZONES
+) -> dict[str, str]:
     """Return the owner of each new item, given the members' current counts: round-robin, least loaded first.
 
     Neighbours go to different members, and even loads stay even. Deterministic across processes. A limited queue, which has no items yet,
-    goes to that many members only.
+    goes to that many members only. Equally loaded members take turns by zone.
     """
     limited, rest = _apart(items, limits)
     has, plan = dict(counts), dict[str, str]()
-    for new, most in [*((limited[queue], limits[queue]) for queue in limited), (rest, len(has))]:
-        in_turn = _by_load(has)[:most]
+    across = span(has, zones)
+    for new, most in [*((limited[queue], min(limits[queue], len(has))) for queue in limited), (rest, len(has))]:
+        in_turn = _first(interleaved(has, across), most, _quota(most, across))
         plan |= {item: in_turn[nth % len(in_turn)] for nth, item in enumerate(new)}
         _add(has, Counter(plan[item] for item in new))
     return plan
@@ -75,6 +89,37 @@ def dealt(items: Sequence[str], counts: Mapping[str, int], limits: Mapping[str, 
 def moves(plan: Mapping[str, str], current: Mapping[str, str]) -> int:
     """The number of items that get another owner, or their first."""
     return sum(current.get(item) != owner for item, owner in plan.items())
+
+
+# ---- zones ------------------------------------------------------------------------------------------------------------
+
+
+def _quota(wanted: int, across: Mapping[str, str]) -> Quota | None:
+    """The number of members that each zone gives of so many; None: there are no zones."""
+    return Quota(wanted, across) if across else None
+
+
+def _first(members: Iterable[str], wanted: int, quota: Quota | None) -> list[str]:
+    """The first so many members, or those that the quota takes."""
+    return list(members)[:wanted] if quota is None else [member for member in members if quota.take(member)]
+
+
+def _filled_by_zone(
+    items: Sequence[str],
+    held: Mapping[str, Sequence[str]],
+    share: Mapping[str, int],
+    across: Mapping[str, str],
+    unsettled: Collection[str],
+) -> dict[str, str]:
+    """The owners once each member has its share, and each zone its part of each queue."""
+    queues: defaultdict[str, list[str]] = defaultdict(list)
+    for item in items:
+        queues[queue_of(item)].append(item)
+    stays, free = spread(queues, held, share, across, unsettled)
+    plan: dict[str, str] = {}
+    for zone, given in free.items():
+        plan |= _filled({member: has for member, has in stays.items() if across[member] == zone}, given, share, unsettled)
+    return plan
 
 
 # ---- limited queues ---------------------------------------------------------------------------------------------------
@@ -93,7 +138,12 @@ def _apart(items: Sequence[str], limits: Mapping[str, int]) -> tuple[Mapping[str
 
 
 def _parts(
-    limited: Mapping[str, Sequence[str]], loads: dict[str, int], current: Mapping[str, str], limits: Mapping[str, int], rest: int
+    limited: Mapping[str, Sequence[str]],
+    loads: dict[str, int],
+    current: Mapping[str, str],
+    limits: Mapping[str, int],
+    rest: int,
+    across: Mapping[str, str],
 ) -> ItemCounts:
     """The size of each member's part of each queue; raises `loads` by that. `rest` unlimited items come on top."""
     has = {queue: Counter(current[item] for item in items if current.get(item) in loads) for queue, items in limited.items()}
@@ -101,22 +151,24 @@ def _parts(
     # Place large parts first: small ones then fill the gaps.
     in_order = sorted(limited, key=lambda queue: (-(len(limited[queue]) // wanted[queue]), queue))
     parts: ItemCounts = {}
+    quotas = {queue: _quota(wanted[queue], across) for queue in in_order}
     for queue in in_order:
         least = len(limited[queue]) // wanted[queue]
-        stay = sorted(has[queue], key=lambda member: (-has[queue][member], loads[member], member))[: wanted[queue]]
-        parts[queue] = dict.fromkeys(stay, least)
+        by_most = sorted(has[queue], key=lambda member: (-has[queue][member], loads[member], member))
+        parts[queue] = dict.fromkeys(_first(by_most, wanted[queue], quotas[queue]), least)
         _add(loads, parts[queue])
     for queue in in_order:
         part, least = parts[queue], len(limited[queue]) // wanted[queue]
         if len(part) < wanted[queue]:
-            others = [member for member in _by_load(loads) if member not in part][: wanted[queue] - len(part)]
+            outside = [member for member in _by_load(loads) if member not in part]
+            others = _first(outside, wanted[queue] - len(part), quotas[queue])
             _add(loads, dict.fromkeys(others, least))
             part |= dict.fromkeys(others, least)
         in_turn = sorted(part, key=lambda member: (has[queue][member] <= least, loads[member], member))
         larger = dict.fromkeys(in_turn[: len(limited[queue]) % wanted[queue]], 1)
         _add(loads, larger)
         _add(part, larger)
-    _Balance(parts, loads, rest).even_out()
+    _Balance(parts, loads, rest, quotas, across).even_out()
     return parts
 
 
@@ -131,8 +183,11 @@ class _Balance:
     Terminates: each move reduces the sum of squares of the final loads.
     """
 
-    def __init__(self, parts: ItemCounts, loads: dict[str, int], rest: int) -> None:
+    def __init__(
+        self, parts: ItemCounts, loads: dict[str, int], rest: int, quotas: Mapping[str, Quota | None], across: Mapping[str, str]
+    ) -> None:
         self._parts, self._loads, self._rest = parts, loads, rest
+        self._quotas, self._across = quotas, across
         self._queues: dict[str, set[str]] = {member: set() for member in loads}
         for queue, part in parts.items():
             for member in part:
@@ -160,7 +215,7 @@ class _Balance:
     def _shift(self, queue: str, member: str) -> bool:
         """Move the part to a member without that queue, or one item to a member with a smaller part. Returns whether it moved."""
         part, loads = self._parts[queue], self._loads
-        outside = next((other for other in self._emptiest if other not in part), None)
+        outside = next((other for other in self._emptiest if other not in part and self._may_go(queue, member, other)), None)
         inside = next((other for other in self._emptiest if part.get(other, part[member]) < part[member]), None)
         for other, going in ((outside, part[member]), (inside, 1)):
             if other is not None and loads[member] - max(loads[other], self._level) > going:
@@ -173,6 +228,15 @@ class _Balance:
                 self._look()
                 return True
         return False
+
+    def _may_go(self, queue: str, member: str, other: str) -> bool:
+        """Whether each zone still has its part of the queue's members when one of them is replaced by the other."""
+        quota, across = self._quotas[queue], self._across
+        if quota is None or across[member] == across[other]:
+            return True
+        there = Counter(across[each] for each in self._parts[queue])
+        leaves, enters = across[member], across[other]
+        return there[leaves] > quota.least[leaves] and there[enters] < quota.most[enters]
 
 
 def _by_load(loads: Mapping[str, int]) -> list[str]:
@@ -205,13 +269,16 @@ def _held(items: Sequence[str], members: Sequence[str], current: Mapping[str, st
     return held, free
 
 
-def _shares(loads: Mapping[str, int], held: Mapping[str, Sequence[str]], rest: int) -> dict[str, int]:
-    """The number of the `rest` items each member gets on top of its load, favouring members that already hold some."""
+def _shares(loads: Mapping[str, int], held: Mapping[str, Sequence[str]], rest: int, across: Mapping[str, str]) -> dict[str, int]:
+    """The number of the `rest` items each member gets on top of its load, favouring members that already hold some.
+
+    The larger shares are divided among the zones in proportion to their members.
+    """
     level, more = _level(loads, rest)
     share = {member: max(0, level - load) for member, load in loads.items()}
     # Sorting is stable: ties go to the first by name.
     by_most = sorted((member for member in loads if loads[member] <= level), key=lambda member: share[member] - len(held[member]))
-    for member in by_most[:more]:
+    for member in _first(by_most, more, _quota(more, {member: across[member] for member in by_most} if across else NO_ZONES)):
         share[member] += 1
     return share
 

@@ -242,7 +242,7 @@ def next_plan(look: GroupView, resource: Resource, number: int, members: Iterabl
     current = {item: owner for owner, grants in before.owners.items() for item in grants}
     # Their new owners may be opening them still. Members often leave and come back in two rounds.
     unsettled = {item for grants in before.owners.values() for item, grant in grants.items() if grant == before.round}
-    chosen = sticky(resource.items, members, current, resource.limits, unsettled)
+    chosen = sticky(resource.items, members, current, resource.limits, unsettled, look.zones)
     owners: dict[str, dict[str, int]] = {}
     for item, owner in chosen.items():
         owners.setdefault(owner, {})[item] = before.owners.get(owner, {}).get(item, number)
