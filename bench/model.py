@@ -27,6 +27,7 @@ from sluiceway.cluster.ownership import PARAMETERS
 from sluiceway.cluster.remote_demand import POLL
 from sluiceway.core.group.group_records import MAX_MEMBERS, GroupReader, Keys, MemberRecord, Plan
 from sluiceway.core.group.heartbeats import FEW
+from sluiceway.core.group.load_balance import PACE
 from sluiceway.core.group.member import MANY
 from sluiceway.core.group.rounds import LOOKS_A_BEAT
 from sluiceway.model.meta import MAX_COMMIT_BYTES
@@ -39,6 +40,8 @@ QUIET_READS = 1.0 + WATCHERS
 """Reads per second of an idle instance: the API keys, and each watcher's own look."""
 SETTLE = PARAMETERS.settle_timeout / 1_000
 PARTS = 5
+REPORTS = PACE.look / 1_000
+"""Seconds between two reports of a member's loads, at least."""
 PLAN_ITEM = 34
 """Bytes per partition in the plan: its name, with quotes and grant, and its part of its owner's name; once or, while it moves, twice."""
 
@@ -137,6 +140,9 @@ def cost(store: Store, at: Setting) -> Cost:
     megabytes = looks * (records * record + (0 if at.delta else plan)) / 1e6
     look_cpu = store.look_cpu + store.look_cpu_each * records
     look_here = store.look_here + store.look_here_each * records
+    # Members report their loads with beats, and one of them reads all reports: an item of a report is as large as one of the plan.
+    asks += 1 / REPORTS
+    megabytes += plan / REPORTS / 1e6
     meta_cores = commits * store.commit_cpu + looks * look_cpu + asks * store.ask_cpu
     look_share = (commits * store.commit_here + looks * look_here + asks * store.ask_here) / n
     polls = 2 * (n - 1) / (POLL / 1_000)

@@ -16,10 +16,23 @@ from typing import Literal
 import msgspec
 
 from simulation.group_checks import Overlap, Tokens, check_commit, check_placing, check_rest
+from simulation.group_loads import BALANCE, ItemLoads
 from simulation.promises import check
 from simulation.world import EventLog
 from sluiceway.core.group import item_placement
-from sluiceway.core.group.group_records import GroupReader, GroupView, Keys, Parameters, Resource, Strategy, Token, Writes, read_group
+from sluiceway.core.group.group_records import (
+    GroupReader,
+    GroupView,
+    Keys,
+    LoadReport,
+    Parameters,
+    Resource,
+    Strategy,
+    Token,
+    Writes,
+    read_group,
+)
+from sluiceway.core.group.load_balance import Balancer, decides, noticeable, open_round, reports_of
 from sluiceway.core.group.member import Member
 from sluiceway.core.group.plan import queue_of
 from sluiceway.kernel.clock import Millis
@@ -110,6 +123,8 @@ class Actor:
     """Until then it is cut off from the store: its commits may land, but it hears nothing."""
     mute_until: Millis = 0
     """Until then its reads work, and its commits may land but get no answer."""
+    balancer: Balancer = field(default_factory=lambda: Balancer(BALANCE))
+    reported: LoadReport | None = None
     doom: tuple[Moment, Millis] | None = None
     """Moment of the next round trip at which the process is paused, and for how long."""
 
@@ -146,6 +161,8 @@ class Weather:
     """Number of changes to a queue's member limit."""
     zones: int = 1
     """Number of zones that members are in."""
+    loads: bool = False
+    """Whether items have loads, which members report and level."""
     drift: float = 0.1
 
 
@@ -206,7 +223,8 @@ class GroupWorld:
         self.random = Random(seed)
         # Of its own, so that histories without zones are as they were before there were any.
         self.zoning = Random(f"zones {seed}")
-        self.weather = replace(weather_of(self.random), zones=self.zoning.choice([1, 1, 1, 2, 3]))
+        zones, loads = self.zoning.choice([1, 1, 1, 2, 3]), self.zoning.choice([False, False, True])
+        self.weather = replace(weather_of(self.random), zones=zones, loads=loads)
         self.log = log
         self.store = ModelStore()
         self.now: Millis = 0
@@ -223,7 +241,9 @@ class GroupWorld:
         self.traffic = self.random.choice([8_000, 15_000, 25_000])
         items = tuple(f"i{n:02}" for n in range(self.random.choice([0, 1, 5, 12, 24])))
         strategy: Strategy = self.random.choice(["rounds", "rounds", "claims"])
-        self._put_resource(Resource(items=items, strategy=strategy, parameters=parameters_of(self.random)))
+        most = self.zoning.choice([4, 12])
+        self._put_resource(Resource(items=items, strategy=strategy, parameters=parameters_of(self.random), load_moves=most))
+        self.loads = ItemLoads(seed if loads else None)
 
     # ---- the script -------------------------------------------------------------------------------------------
 
@@ -251,6 +271,7 @@ class GroupWorld:
         self._until(self.traffic + CALM)
         self.looks.check_unchanged(self.store.read())
         check(self._rounds() - begun <= 1 + QUIET // HEARTBEAT, f"{self._rounds() - begun} rounds at rest")
+        self.loads.check_rest(self.looks.of(self.store.read(), 0))
         alive = {actor.name: actor.serves(self.now) for actor in self._alive()}
         check_rest(self.store.read(), KEYS, alive, {actor.name: actor.member.zone for actor in self._alive()})
 
@@ -298,6 +319,8 @@ class GroupWorld:
         self._note(actor.name, "joins")
         self.actors.append(actor)
         self._ask(actor)
+        if self.loads:
+            self._weigh(actor)
 
     def _kill(self) -> None:
         """Kill one process, or all of its zone where others remain."""
@@ -453,6 +476,29 @@ class GroupWorld:
 
         self._read(actor, saw)
 
+    # ---- loads ----------------------------------------------------------------------------------------------------
+
+    def _weigh(self, actor: Actor) -> None:
+        """Report the loads and decide on moves from time to time, as the load balancer of each instance does."""
+        if actor.left:
+            return
+        self.at(self.now + BALANCE.look, lambda: self._awake(actor, lambda: self._weigh(actor)))
+
+        def saw(actor: Actor, view: View) -> None:
+            look = self.looks.of(view, actor.clock(self.now))
+            actor.balancer.note(look.seen_at, look)
+            report = self.loads.report(actor.serves(self.now), look)
+            if noticeable(actor.reported, report):
+                actor.reported = report
+                actor.member.report(report)
+            swaps = actor.balancer.decide(look.seen_at, look, reports_of(view, KEYS)) if decides(look, actor.name) else ()
+            if swaps:
+                self._note(actor.name, "levels loads:", *swaps)
+                writes = open_round(look, KEYS, swaps)
+                self._awake(actor, lambda: self._commit(actor, writes, lambda: None))
+
+        self._read(actor, saw)
+
     # ---- member loop ------------------------------------------------------------------------------------------
 
     def _delay(self) -> Millis:
@@ -533,5 +579,7 @@ class GroupWorld:
         if landed:
             looked_at = writes.unchanged.get(KEYS.marks, before.stamp)
             unseen = {key.removeprefix(KEYS.members) for key in before.prefix(KEYS.members) if self.store.born[key] > looked_at}
-            check_commit(self.looks.of(before, 0), self.looks.of(self.store.read(), 0), KEYS, unseen)
+            was, is_ = self.looks.of(before, 0), self.looks.of(self.store.read(), 0)
+            check_commit(was, is_, KEYS, unseen)
+            self.loads.check_moves(was, is_, self.now)
             self._strike(actor, "landed")

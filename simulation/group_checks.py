@@ -107,6 +107,10 @@ def _check_plan(was: GroupView, now: GroupView, resource: Resource) -> None:
     check_shares(owners, resource.limits, zones)
     moved = sum(had.get(item) != owner for item, owner in owners.items())
     check(moved == now.round.moved, f"{moved} moves, said to be {now.round.moved}")
+    # Moves for loads come first: the plan keeps to the rules from there.
+    swaps = was.round.swaps if was.round is not None else ()
+    had |= {move.item: move.owner for move in swaps if had.get(move.item) == move.before and move.owner in members}
+    moved = sum(had.get(item) != owner for item, owner in owners.items())
     if resource.limits or zones:
         check(not moved or not _is_plan(had, members, resource, zones), f"{moved} moves, and none was needed")
     else:
@@ -248,6 +252,8 @@ def check_rest(view: View, keys: Keys, alive: Mapping[str, Mapping[str, Token]],
     check(served == sorted(resource.items), f"served at rest: {served} of {resource.items}")
     queues = {queue_of(item) for item in resource.items}
     check(resource.limits.keys() <= queues, f"limits of {sorted(resource.limits)}, and there are {sorted(queues)}")
+    reported = {key.removeprefix(keys.loads) for key in view.prefix(keys.loads)}
+    check(reported <= members, f"reports of loads of {sorted(reported)}, alive: {sorted(alive)}")
     left = [key for key in view.prefix(keys.claims) if key.startswith(keys.claims + "p")]
     check({key.removeprefix(keys.claims) for key in left} <= {*resource.items}, f"claims of what was removed: {left}")
     owners = {item: name for name, owned in alive.items() for item in owned}

@@ -174,7 +174,7 @@ def test_what_may_be_repeated() -> None:
         queue_calls.redrive("q", None, None, None, None, True, None),
         queue_calls.queue_info("q"),
         admin_calls.list_instances(),
-        admin_calls.update_instances({"lease_timeout": "5s", "beat_interval": None}, None),
+        admin_calls.update_instances({"lease_timeout": "5s", "beat_interval": None}, None, None),
         admin_calls.list_rounds(None),
         admin_calls.list_tasks(),
         admin_calls.get_tasks("c"),

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sluiceway.cluster.ownership import KEYS, Clustered
-from sluiceway.core.group.group_records import BOUNDS, Parameters, Resource, with_times
+from sluiceway.core.group.group_records import BOUNDS, LOAD_MOVES, Parameters, Resource, with_times
 from sluiceway.instance.configuration import load
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
@@ -73,6 +73,20 @@ def test_the_strategy_changes_while_all_run(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_the_bound_of_moves_for_loads_changes_while_all_run(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (_, (a, b)):
+            assert a.instances.cluster().load_moves == LOAD_MOVES
+            assert (await b.instances.redefine({}, None, SYSTEM, 2)).load_moves == 2
+            await eventually(lambda: a.instances.cluster().load_moves == 2)
+            (entry,) = [each for each in await a.audit.list(limit=10) if each.action == "instances.update"]
+            assert entry.detail == {"load_moves": {"from": LOAD_MOVES, "to": 2}}
+            # Other changes leave it as it is.
+            assert (await b.instances.redefine({"settle_timeout": 30}, None, SYSTEM)).load_moves == 2
+
+    asyncio.run(run())
+
+
 def test_an_instance_that_starts_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
     async def run() -> None:
         async with cluster(tmp_path, "a") as (made, (a,)):
@@ -128,7 +142,7 @@ def test_the_record_stays_one_that_earlier_releases_read(tmp_path: Path) -> None
     """They refuse a time that they do not know: so there is none beside these, and the record has nothing else that is new."""
     assert {*CLUSTER_TIMES} == {*BOUNDS} == {*Parameters.__struct_fields__}
     fields = msgspec.json.decode(msgspec.json.encode(Resource(items=("q.0",), parameters=with_times(STEADY, LONGER))))
-    assert {*fields} == {"items", "parameters", "strategy", "era", "version", "limits"}
+    assert {*fields} == {"items", "parameters", "strategy", "era", "version", "limits", "load_moves"}
     assert {*fields["parameters"]} == {*BOUNDS}
 
 

@@ -179,6 +179,7 @@ CLUSTER = ClusterInfo(
     12,
     msgspec.structs.asdict(Parameters()),
     RoundInfo(7, False, "i-3 has joined", ("i-1",), 1, 2),
+    4,
 )
 
 
@@ -223,6 +224,7 @@ def test_instances_on_the_wire(shared: tuple[FakeService, str]) -> None:
             "member_timeout": "3s",
         },
         "round": {"number": 7, "sealed": False, "trigger": "i-3 has joined", "participants": ["i-1"], "moved": 1, "kept": 2},
+        "load_moves": 4,
         "level": 11,
         "reachable_level": 12,
     }

@@ -282,13 +282,13 @@ def test_a_bad_item_is_refused() -> None:
 
 def test_a_commit_that_would_be_too_large_is_left_to_the_round() -> None:
     rig = settled("a", "b", items=())
-    long = [f"{n:0200}" for n in range(1_350)]
+    long = [f"{n:0200}" for n in range(1_300)]
     commit(rig, place(rig.view(), KEYS, long))
     look = rig.view()
     assert look.plan is not None
     # As large as a plan can be by what its members may still serve.
     full = msgspec.structs.replace(
-        look.plan, waits={"a": tuple(f"{n:0199}w" for n in range(1_350)), "b": tuple(f"{n:0199}v" for n in range(600))}
+        look.plan, waits={"a": tuple(f"{n:0199}w" for n in range(1_300)), "b": tuple(f"{n:0199}v" for n in range(800))}
     )
     writes = Writes()
     writes.put(KEYS.plan, full)

@@ -107,6 +107,7 @@ def test_there_are_enough_of_them_and_each_has_a_name_and_a_reason() -> None:
         lambda weather: weather.places > 8,
         lambda weather: weather.limits > 4,
         lambda weather: weather.zones > 1,
+        lambda weather: weather.loads,
     ],
 )
 def test_every_kind_of_weather_comes(has: Callable[[Weather], bool]) -> None:

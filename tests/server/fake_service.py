@@ -76,7 +76,9 @@ class FakeInstances:
     async def why(self, record: QueueRecord, partition: int) -> Belonging:
         return cast(Belonging, self.script.pop(0))
 
-    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor) -> ClusterInfo:
+    async def redefine(
+        self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor, load_moves: int | None = None
+    ) -> ClusterInfo:
         self.script.append((times, strategy))
         return cast(ClusterInfo, self.script.pop(0))
 

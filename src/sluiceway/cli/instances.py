@@ -48,6 +48,7 @@ def list_(session: Session) -> None:
 )
 @click.option("--member-timeout", metavar="DURATION", help="The others replace an instance after this long without a heartbeat.")
 @click.option("--strategy", type=click.Choice(["rounds", "claims"]), help="Assignment of partitions to instances.")
+@click.option("--load-moves", type=WholeNumber(0, 20), help="Partitions that may move in a minute to level loads; 0: none.")
 @connected
 def update(session: Session, **wanted: Any) -> None:
     """Change the cluster's timings while it runs. A round follows. Needs the scope `admin`.
@@ -56,7 +57,7 @@ def update(session: Session, **wanted: Any) -> None:
     """
     found = session.client.update_instances(**wanted)
     times = [(name, text) for name, text in (found.parameters or {}).items()]
-    session.print(found, table(("time", "value"), [*times, ("strategy", found.strategy)]))
+    session.print(found, table(("time", "value"), [*times, ("strategy", found.strategy), ("load_moves", found.load_moves)]))
 
 
 @instance.command()

@@ -70,9 +70,9 @@ def finalize_upgrade() -> Call[answers.InstanceList]:
     return call("/v1/upgrades.finalize", answers.InstanceList, {})
 
 
-def update_instances(times: Mapping[str, Duration | None], strategy: str | None) -> Call[answers.InstanceList]:
+def update_instances(times: Mapping[str, Duration | None], strategy: str | None, load_moves: int | None) -> Call[answers.InstanceList]:
     texts = {name: duration_text(each) for name, each in times.items() if each is not None}
-    return call("/v1/instances.update", answers.InstanceList, texts | given(strategy=strategy))
+    return call("/v1/instances.update", answers.InstanceList, texts | given(strategy=strategy, load_moves=load_moves))
 
 
 def list_rounds(limit: int | None) -> Call[answers.RoundList]:

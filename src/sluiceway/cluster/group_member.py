@@ -15,6 +15,7 @@ from sluiceway.core.group.group_records import (
     GroupReader,
     GroupView,
     Keys,
+    LoadReport,
     Parameters,
     Resource,
     Strategy,
@@ -186,6 +187,10 @@ class GroupMember:
     def still(self) -> dict[str, Millis]:
         """Time since each member's beat last changed, as observed by this member."""
         return self._member.still(self.look, system.steady()) if self.look is not None else {}
+
+    def report(self, report: LoadReport) -> None:
+        """Tell the group what this member's items cost it, with one of the next heartbeats."""
+        self._member.report(report)
 
     async def refresh(self, min_stamp: Stamp) -> None:
         """Look at once. Returns when a look of `min_stamp` or later was carried out and the handler told, or when the member has left.

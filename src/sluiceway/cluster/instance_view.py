@@ -79,25 +79,31 @@ class Instances:
             max(ownership.level, understood(look, NEWEST)),
             parameters,
             last_round(look, resource),
+            resource.load_moves,
         )
 
-    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor) -> ClusterInfo:
-        """Change the cluster's timing parameters in `times`, and its strategy unless None; a round follows.
+    async def redefine(
+        self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor, load_moves: int | None = None
+    ) -> ClusterInfo:
+        """Change the cluster's timing parameters in `times`, and its strategy and bound of moves for loads unless None; a round follows.
 
         Raises `invalid_request`, `unavailable`, `outcome_unknown`.
         """
         try:
-            before, after = await self._ownership.redefine(times, strategy)
+            before, after = await self._ownership.redefine(times, strategy, load_moves)
         except StoreUnavailableError as error:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
         except MetaUnknownError as error:
             raise SluicewayError("outcome_unknown", f"the meta store did not confirm the change: {error}") from error
-        old, new = ({"strategy": each.strategy, **msgspec.structs.asdict(each.parameters)} for each in (before, after))
+        old, new = (
+            {"strategy": each.strategy, "load_moves": each.load_moves, **msgspec.structs.asdict(each.parameters)}
+            for each in (before, after)
+        )
         changed = {name: {"from": old[name], "to": new[name]} for name in new if new[name] != old[name]}
         if changed and self._audit is not None:
             await self._audit().record("instances.update", by, detail=changed)
         parameters = msgspec.structs.asdict(after.parameters)
-        return replace(self.cluster(), strategy=after.strategy, era=after.era, parameters=parameters)
+        return replace(self.cluster(), strategy=after.strategy, era=after.era, parameters=parameters, load_moves=after.load_moves)
 
     @property
     def holds(self) -> bool:

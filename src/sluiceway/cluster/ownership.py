@@ -137,8 +137,11 @@ class Ownership(Protocol):
         """Compatibility level in use."""
         ...
 
-    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
-        """Change the cluster's timing parameters and strategy from the next round on. Parameters not in `times`, and a None strategy, stay.
+    async def redefine(
+        self, times: Mapping[str, Millis], strategy: Strategy | None, load_moves: int | None = None
+    ) -> tuple[Resource, Resource]:
+        """Change the cluster's timing parameters, strategy and bound of moves for loads from the next round on. Parameters not in `times`,
+        and what is None, stay.
 
         Returns the recorded resource before and after. Raises `invalid_request`, StoreUnavailableError, MetaUnknownError.
         """
@@ -236,8 +239,11 @@ class SoleOwnership:
     async def start(self, meta: MetaStore, tell: OwnershipListener) -> None:
         self._token = await take_grant(meta)
 
-    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
-        raise invalid(next(iter(times), "strategy"), "this server is not part of a cluster, so it has no such parameter")
+    async def redefine(
+        self, times: Mapping[str, Millis], strategy: Strategy | None, load_moves: int | None = None
+    ) -> tuple[Resource, Resource]:
+        field = next(iter(times), "strategy" if strategy else "load_moves")
+        raise invalid(field, "this server is not part of a cluster, so it has no such parameter")
 
     async def leave(self) -> None:
         """Do nothing: there is no other instance to hand over to."""
@@ -374,13 +380,15 @@ class Clustered:
                 await meta.commit(writes.checks, {QUEUE: view.stamp}, writes.puts)
                 return
 
-    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
+    async def redefine(
+        self, times: Mapping[str, Millis], strategy: Strategy | None, load_moves: int | None = None
+    ) -> tuple[Resource, Resource]:
         assert self._meta is not None, "it is started first"
         while True:
             entry = (await self._meta.read([KEYS.resource])).entries[KEYS.resource]
             before = msgspec.json.decode(entry.value, type=Resource)
             parameters = with_times(before.parameters, times)
-            after, writes = begin(KEYS, entry, before.items, strategy or before.strategy, parameters)
+            after, writes = begin(KEYS, entry, before.items, strategy or before.strategy, parameters, load_moves=load_moves)
             if not writes.puts:
                 return before, after
             with contextlib.suppress(ConflictError):

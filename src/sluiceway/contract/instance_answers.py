@@ -76,6 +76,9 @@ class InstanceList(Answer, frozen=True, kw_only=True):
     era: Annotated[int, about("Rises with each change of the strategy; part of the fence.")]
     parameters: Annotated[GroupTimes | None, about("The cluster's timing parameters; null: a standalone server.")] = None
     round: Annotated[LastRound | None, about("The last round; null: there has been none.")] = None
+    load_moves: Annotated[
+        int | None, about("Partitions that may move in a minute to level the loads of the instances; 0: none. Null: a standalone server.")
+    ] = None
     level: Annotated[int, about("The compatibility level in use: the form of what is stored, and of what instances say to one another.")]
     reachable_level: Annotated[
         int, about("The highest level that all instances understand. If it is above `level`, `upgrades.finalize` raises the level to it.")

@@ -23,6 +23,7 @@ from sluiceway.cluster.cluster_secret import secret_of
 from sluiceway.cluster.compatibility_level import begin_level, check_understood
 from sluiceway.cluster.consumer_reports import ConsumerView
 from sluiceway.cluster.instance_view import Instances
+from sluiceway.cluster.load_balancer import LoadBalancer
 from sluiceway.cluster.meta_watch import MetaWatch
 from sluiceway.cluster.ownership import GRANT, PARAMETERS, Clustered, Ownership, SoleOwnership
 from sluiceway.cluster.peer_counts import CountedTransport
@@ -206,6 +207,8 @@ class Service:
                 membership.name, membership.address, membership.strategy, membership.parameters, membership.times, membership.zone
             )
             self.ownership.on_outdated = self._note_outdated
+        self.load_balancer: LoadBalancer | None = None
+        """None: this instance is alone, or has not joined."""
         self.instances = Instances(self.ownership, self.queues, lambda: self.audit)
 
     # ---- lifecycle --------------------------------------------------------------------------------------------
@@ -464,10 +467,12 @@ class Service:
         assert isinstance(self.ownership, Clustered), "the others are those of a cluster"
         assert self._demand is not None, "the others are reached by a transport"
         demand, ownership = self._demand, self.ownership
+        self.load_balancer = LoadBalancer(ownership, self.meta, self._drivers.values)
         ownership.on_change = lambda: demand.follow(ownership.peers())
         demand.follow(ownership.peers())
         for work in (
             Autoscaler(ownership, demand, self._drivers.values, self._changes.spread).run(),
+            self.load_balancer.run(),
             self._following.watch(),
             self._following.look_again(),
         ):

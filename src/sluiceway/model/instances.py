@@ -55,6 +55,8 @@ class ClusterInfo:
     reachable_level: int
     parameters: Mapping[str, Millis] | None = None
     round: RoundInfo | None = None
+    load_moves: int | None = None
+    """Partitions that may move in a minute to level loads; None: no cluster."""
 
 
 @dataclass(slots=True)

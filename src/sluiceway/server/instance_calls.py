@@ -53,7 +53,7 @@ class InstanceCalls:
                 self._update,
                 json_instances.InstancesUpdateCall,
                 InstanceList,
-                "Change the cluster's timing parameters or strategy; a new round follows",
+                "Change the cluster's timing parameters, strategy or bound of moves for loads; a new round follows",
             ),
             Endpoint(
                 "/v1/rounds.list",
@@ -72,7 +72,8 @@ class InstanceCalls:
 
     async def _update(self, request: Request) -> Body:
         call = json_instances.decode_instances_update(request.body)
-        return json_instances.instance_list(await self._service.instances.redefine(call.times(), call.wanted_strategy(), request.actor))
+        found = await self._service.instances.redefine(call.times(), call.wanted_strategy(), request.actor, call.wanted_load_moves())
+        return json_instances.instance_list(found)
 
     async def _rounds(self, request: Request) -> Body:
         _check_right(request)

@@ -213,6 +213,7 @@ _ADMIN: Final = {
 _CLUSTER: Final = {
     **{f"InstancesUpdateCall.{name}": text for name, text in texts(GroupTimes).items()},
     "strategy": "How the instances divide the partitions: `rounds` or `claims`.",
+    "load_moves": "Partitions that may move in a minute to level the loads of the instances; 0: none.",
     "instance": "The instance's name in the cluster, new at each start.",
     "ScrapeTarget.targets": "HOST:PORT of one instance.",
     "labels": "The instance's scheme (`__scheme__`) and name.",

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from sluiceway.contract import instance_answers as answers
 from sluiceway.contract.fields import time_field
 from sluiceway.contract.item_answers import PartitionExplanation
-from sluiceway.core.group.group_records import BOUNDS, Move, SealedRound, Strategy
+from sluiceway.core.group.group_records import BOUNDS, MAX_LOAD_MOVES, Move, SealedRound, Strategy
 from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, RoundInfo
@@ -34,17 +34,22 @@ class InstancesUpdateCall(msgspec.Struct, forbid_unknown_fields=True):
     lease_timeout: str | UnsetType = UNSET
     member_timeout: str | UnsetType = UNSET
     strategy: Literal["rounds", "claims"] | UnsetType = UNSET
+    load_moves: Annotated[int, Meta(ge=0, le=MAX_LOAD_MOVES)] | UnsetType = UNSET
 
     def times(self) -> dict[str, Millis]:
         """The given parameters in milliseconds, by name. Raises `invalid_request` for a malformed one, or if the call changes nothing."""
         found = {name: parse_duration(text, name) for name in BOUNDS if (text := getattr(self, name)) is not UNSET}
-        if not found and self.strategy is UNSET:
-            raise invalid("body", f"nothing to change; give at least one of {', '.join(BOUNDS)}, strategy")
+        if not found and self.strategy is UNSET and self.load_moves is UNSET:
+            raise invalid("body", f"nothing to change; give at least one of {', '.join(BOUNDS)}, strategy, load_moves")
         return found
 
     def wanted_strategy(self) -> Strategy | None:
         """The given strategy; None: unchanged."""
         return None if self.strategy is UNSET else self.strategy
+
+    def wanted_load_moves(self) -> int | None:
+        """The given bound; None: unchanged."""
+        return None if self.load_moves is UNSET else self.load_moves
 
 
 decode_rounds_list = JsonDecoder(RoundsListCall)
@@ -60,6 +65,7 @@ def instance_list(cluster: ClusterInfo) -> bytes:
             era=cluster.era,
             parameters=_times(cluster.parameters),
             round=_round(cluster.round),
+            load_moves=cluster.load_moves,
             level=cluster.level,
             reachable_level=cluster.reachable_level,
         )

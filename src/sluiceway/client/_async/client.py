@@ -778,11 +778,12 @@ class AsyncClient:
         lease_timeout: Duration | None = None,
         member_timeout: Duration | None = None,
         strategy: str | None = None,
+        load_moves: int | None = None,
     ) -> answers.InstanceList:
-        """Change the cluster's times and `strategy` (`rounds` or `claims`) while it runs, and return its instances.
+        """Change the cluster's times, `strategy` (`rounds` or `claims`) and `load_moves` while it runs, and return its instances.
 
-        Parameters that are None keep their values. A new round follows. Raises `invalid_request` for a time out of bounds, and on a server
-        without a cluster.
+        `load_moves`: partitions that may move in a minute to level the instances' loads, 0 to 20. Parameters that are None keep their
+        values. A new round follows. Raises `invalid_request` for a value out of bounds, and on a server without a cluster.
         """
         times = {
             "settle_timeout": settle_timeout,
@@ -792,7 +793,7 @@ class AsyncClient:
             "lease_timeout": lease_timeout,
             "member_timeout": member_timeout,
         }
-        return await self._channel.run(admin_calls.update_instances(times, strategy))
+        return await self._channel.run(admin_calls.update_instances(times, strategy, load_moves))
 
     async def finalize_upgrade(self) -> answers.InstanceList:
         """Raise the compatibility level to the highest that all instances understand (docs/guides/upgrade.md), and return the instances.

@@ -20,7 +20,7 @@ PATIENCE = 1.25
 """A member is given up after being silent for this multiple of its lease: margin for clocks that run at different speeds."""
 
 MAX_MEMBERS = 200
-"""Later members wait outside until one leaves: the commit that seals a round names each member up to six times."""
+"""Later members wait outside until one leaves: the commit that seals a round names each member up to seven times."""
 MAX_MEMBER_NAME = 140
 _OTHER_RECORDS = 4_096
 """Upper bound in bytes for the round's two records without their participants, plus the sealing member's own record."""
@@ -29,6 +29,13 @@ ROUNDS_KEPT = 100
 MAX_TOLD = 16_384
 """Upper bound in bytes for the item moves listed in a sealed round."""
 
+
+LOAD_MOVES = 6
+"""Items that move in a minute to level loads, unless the operator says otherwise: each is not served for a moment."""
+MAX_LOAD_MOVES = 20
+"""More would not fit into the record of a round."""
+MAX_REPORTED = 1_000
+"""Items in a member's report of its loads: its busiest. Another one is not worth a move."""
 
 BOUNDS: Mapping[str, tuple[Millis, Millis]] = {
     "settle_timeout": (1, 60_000),
@@ -89,7 +96,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """Items, strategy and parameters of a group. `version` rises with each change; `era` with each change of strategy, and on a restore.
 
     `limits`: maximum number of members that hold items of a queue, that is, of items equal up to their last dot; only for queues with
-    items. Claims ignore it.
+    items. `load_moves`: items that may move in a minute to level loads; 0: none. Claims ignore both.
     """
 
     items: tuple[str, ...]
@@ -98,6 +105,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     era: int = 1
     version: int = 1
     limits: dict[str, int] = {}
+    load_moves: int = LOAD_MOVES
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +138,14 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     rising_to: int = 0
 
 
+class Move(NamedTuple):
+    """An item whose owner has changed; `before` empty: it had none."""
+
+    item: str
+    before: str
+    owner: str
+
+
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     """The last round. Open: members are marking themselves in it. Sealed: the plan is made from the members that had."""
 
@@ -139,13 +155,15 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     participants: tuple[str, ...] = ()
     moved: int = 0
     kept: int = 0
+    swaps: tuple[Move, ...] = ()
+    """Moves that the plan is to make to level loads, where they still fit. Only of an open round."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Ownership as of a round: each owner's items with their grants. A grant is the number of the round that gave the item.
 
     `waits`: per member, items it no longer owns but may still serve. A member has stopped once it has applied this plan, or is gone.
-    Includes items the group does not have now, since they may come back.
+    Includes items the group does not have now, since they may come back. `swapped`: moves that were made to level loads, in all plans.
     """
 
     round: int
@@ -153,6 +171,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     resource_version: int
     owners: dict[str, dict[str, int]]
     waits: dict[str, tuple[str, ...]] = {}
+    swapped: int = 0
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member's items cost it: `loads`, in millionths of what a member can carry, of its busiest items; of the others, 0.
+
+    `round`: that of the plan by which it had them. `items`, `bytes`: what it moves and writes per second, for display.
+    """
+
+    loads: dict[str, int]
+    round: int = 0
+    items: int = 0
+    bytes: int = 0
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,14 +191,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     owner: str | None
     grant: int
-
-
-class Move(NamedTuple):
-    """An item whose owner has changed; `before` empty: it had none."""
-
-    item: str
-    before: str
-    owner: str
 
 
 class SealedRound(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +247,14 @@ class Keys:
     @property
     def claims(self) -> str:
         return f"{self.prefix}claim/"
+
+    @property
+    def loads(self) -> str:
+        """Prefix of the members' reports of their loads. Outside `prefix`, since only one member reads them."""
+        return f"loads/{self.group}/"
+
+    def load(self, name: str) -> str:
+        return self.loads + name
 
     @property
     def history(self) -> str:
@@ -342,9 +373,9 @@ def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> i
     owned = sum(len(msgspec.json.encode(item)) + len(":1000000000,") for item in items)
     # Each item may be awaited from its last owner, and from one that left before that and has not reported since.
     waited = 2 * sum(len(msgspec.json.encode(item)) + 1 for item in {*items, *before})
-    # Names occur in the plan's two parts and the participants of the round's two records, with quotes and brackets; plus a mark and a
-    # record to delete.
-    named = 4 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + 2 * MAX_MEMBER_NAME
+    # Names occur in the plan's two parts and the participants of the round's two records, with quotes and brackets; plus a mark, a record
+    # and a report to delete.
+    named = 4 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + len(keys.loads) + 3 * MAX_MEMBER_NAME
     return owned + waited + MAX_MEMBERS * named + MAX_TOLD + _OTHER_RECORDS
 
 

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from sluiceway.core.group.group_records import PATIENCE, GroupView, Keys, MemberRecord, Parameters, Resource, Writes
+from sluiceway.core.group.group_records import (
+    PATIENCE,
+    GroupView,
+    Keys,
+    LoadReport,
+    MemberRecord,
+    Parameters,
+    Resource,
+    Writes,
+)
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.compatibility import Levels
 
@@ -51,6 +60,10 @@ class Beating:
         """The same for the last beat known to be recorded; 0: none."""
         self.leaving = False
         self._looked_at: Millis | None = None
+        self._report: LoadReport | None = None
+        """The report of loads to send, until it is known to be recorded."""
+        self._reported_with: set[int] = set()
+        """The beats that carried it."""
         self._looking_since: Millis = 0
         """Since when there was no long time without a look."""
 
@@ -71,6 +84,12 @@ class Beating:
         elif mine.beat in self._sent:
             self._confirmed = self._sent[mine.beat]
             self._sent = {beat: deadline for beat, deadline in self._sent.items() if beat > mine.beat}
+        if mine is not None and mine.beat in self._reported_with:
+            self._report, self._reported_with = None, set()
+
+    def report(self, report: LoadReport) -> None:
+        """Put the report into beats until one of them is known to be recorded."""
+        self._report, self._reported_with = report, set()
 
     def lease_deadline(self) -> Millis:
         """End of this member's lease, until which it may serve its items; 0: no lease."""
@@ -129,6 +148,10 @@ class Beating:
         if self.name not in look.members and self.levels is not None:
             # The level may be about to rise to one that this member does not understand.
             writes.checks[self.keys.level] = look.stamp(self.keys.level)
+        if self._report is not None and not writes.puts and not writes.deletes:
+            # Alone with the beat: the commit that seals a round is large enough.
+            writes.put(self.keys.load(self.name), self._report)
+            self._reported_with.add(self._beat)
         writes.put(key, record)
         return writes
 

@@ -44,16 +44,17 @@ def begin(
     parameters: Parameters | None = None,
     limits: Mapping[str, int] | None = None,
     *,
+    load_moves: int | None = None,
     first_era: int = 1,
     era_above: int = 0,
     restored: bool = False,
 ) -> tuple[Resource, Writes]:
     """Set the group's items and strategy; `entry` is its current resource record. The writes have no `puts` if nothing changes.
 
-    `parameters`, `limits` None: unchanged. `first_era` applies to a group without a record: 2 if its items may have had a static owner. A
-    change of strategy begins a new era, whose tokens are all greater; so does `restored`, each time: the store comes from a backup.
-    `era_above`: an era that items come from, which the group's is to exceed. Raises `invalid_request`, also for more items than a plan can
-    hold.
+    `parameters`, `limits`, `load_moves` None: unchanged. `first_era` applies to a group without a record: 2 if its items may have had a
+    static owner. A change of strategy begins a new era, whose tokens are all greater; so does `restored`, each time: the store comes from a
+    backup. `era_above`: an era that items come from, which the group's is to exceed. Raises `invalid_request`, also for more items than a
+    plan can hold.
     """
     wanted = tuple(sorted({check_item(item) for item in items}))
     if entry is None:
@@ -62,11 +63,14 @@ def begin(
         after = Resource(
             items=wanted, strategy=strategy, parameters=parameters or Parameters(), era=max(first_era, era_above + 1), limits=bounds
         )
+        after = after if load_moves is None else msgspec.structs.replace(after, load_moves=load_moves)
     else:
         before = msgspec.json.decode(entry.value, type=Resource)
         bounds = _limits_of(wanted, before.limits if limits is None else limits)
-        times = parameters or before.parameters
-        after = msgspec.structs.replace(before, items=wanted, strategy=strategy, parameters=times, limits=bounds)
+        moves = before.load_moves if load_moves is None else load_moves
+        after = msgspec.structs.replace(
+            before, items=wanted, strategy=strategy, parameters=parameters or before.parameters, limits=bounds, load_moves=moves
+        )
         if restored or after != before:
             era = before.era + (RESTORED_ERAS if restored else strategy != before.strategy)
             after = msgspec.structs.replace(after, version=before.version + 1, era=max(era, era_above + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluiceway.core.group.claims import Claims
-from sluiceway.core.group.group_records import MAX_MEMBERS, Decision, GroupView, Keys, Resource, Strategy, Token, Writes
+from sluiceway.core.group.group_records import MAX_MEMBERS, Decision, GroupView, Keys, LoadReport, Resource, Strategy, Token, Writes
 from sluiceway.core.group.heartbeats import FEW, Beating
 from sluiceway.core.group.levels import admits
 from sluiceway.core.group.rounds import Rounds
@@ -46,6 +46,10 @@ class Member:
     def leave(self) -> None:
         """Hand over all items and leave. Keep looking until a decision says `left`."""
         self._beating.leaving = True
+
+    def report(self, report: LoadReport) -> None:
+        """Tell the group what this member's items cost it, with one of the next beats."""
+        self._beating.report(report)
 
     def late(self, look: GroupView, now: Millis) -> frozenset[str]:
         """The members that should be given nothing new, as far as this one has observed them."""
@@ -92,4 +96,4 @@ class Member:
         if self.name not in look.members:
             return None
         key = self._beating.keys.member(self.name)
-        return Writes(checks={key: look.stamp(key)}, deletes=[key])
+        return Writes(checks={key: look.stamp(key)}, deletes=[key, self._beating.keys.load(self.name)])

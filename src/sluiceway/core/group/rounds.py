@@ -15,7 +15,7 @@ old owner's writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -196,7 +196,7 @@ class Rounds:
             members = _heirs(look, members)
         plan, moved = next_plan(look, resource, current.number, members, given_up)
         sealed = msgspec.structs.replace(
-            current, sealed=True, participants=tuple(members), moved=moved, kept=len(resource.items) - moved if members else 0
+            current, sealed=True, participants=tuple(members), moved=moved, kept=len(resource.items) - moved if members else 0, swaps=()
         )
         writes = Writes(
             # The plan changes only together with one of these.
@@ -208,7 +208,7 @@ class Rounds:
         for name in given_up:
             # A member that beats after all is not given up.
             writes.checks[keys.member(name)] = look.stamp(keys.member(name))
-            writes.deletes.append(keys.member(name))
+            writes.deletes += [keys.member(name), keys.load(name)]
         writes.put(keys.plan, plan)
         writes.put(keys.round, sealed)
         writes.put(keys.sealed(sealed.number), self._noted(look, sealed, plan))
@@ -242,7 +242,9 @@ def next_plan(look: GroupView, resource: Resource, number: int, members: Iterabl
     current = {item: owner for owner, grants in before.owners.items() for item in grants}
     # Their new owners may be opening them still. Members often leave and come back in two rounds.
     unsettled = {item for grants in before.owners.values() for item, grant in grants.items() if grant == before.round}
-    chosen = sticky(resource.items, members, current, resource.limits, unsettled, look.zones)
+    members = [*members]
+    swaps = _swaps(look, number, members, current)
+    chosen = sticky(resource.items, members, current | swaps, resource.limits, unsettled | swaps.keys(), look.zones)
     owners: dict[str, dict[str, int]] = {}
     for item, owner in chosen.items():
         owners.setdefault(owner, {})[item] = before.owners.get(owner, {}).get(item, number)
@@ -251,7 +253,25 @@ def next_plan(look: GroupView, resource: Resource, number: int, members: Iterabl
         taken = _may_serve(look, before, name) - owners.get(name, {}).keys()
         if taken:
             waits[name] = tuple(sorted(taken))
-    return Plan(round=number, era=resource.era, resource_version=resource.version, owners=owners, waits=waits), moves(chosen, current)
+    plan = Plan(
+        round=number,
+        era=resource.era,
+        resource_version=resource.version,
+        owners=owners,
+        waits=waits,
+        swapped=before.swapped + len(swaps),
+    )
+    return plan, moves(chosen, current)
+
+
+def _swaps(look: GroupView, number: int, members: Collection[str], current: Mapping[str, str]) -> dict[str, str]:
+    """The new owners of the items that this round moves to level loads: of those that are where they were, if their new owner takes part.
+
+    They only begin where the plan begins from: it is as even as any.
+    """
+    if look.round is None or look.round.sealed or look.round.number != number:
+        return {}
+    return {move.item: move.owner for move in look.round.swaps if current.get(move.item) == move.before and move.owner in members}
 
 
 def told(before: Plan | None, plan: Plan) -> Iterator[Move]:

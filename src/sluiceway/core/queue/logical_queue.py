@@ -709,6 +709,8 @@ class LogicalQueue:
             return
         changes, fresh = taken
         executor.state, executor.flight_txn, executor.committing_since = ExecutorState.COMMITTING, changes.txn, now
+        executor.answered += len(executor.answers)
+        executor.written += sum(map(len, changes.blobs.values()))
         for ticket, _ in executor.answers:
             ticket.flying += 1
         self._effects.append(Commit(executor.number, executor.opening, changes, fresh, executor.answers))

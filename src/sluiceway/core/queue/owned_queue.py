@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.queue.logical_queue import LogicalQueue
 from sluiceway.core.queue.partition_executor import ExecutorState, PartitionExecutor, not_here
+from sluiceway.core.queue.partition_load import Counts
 from sluiceway.core.queue.queue_history import Tallies
 from sluiceway.core.queue.scaling_policy import Average, Meter
 from sluiceway.core.queue.tickets import Ticket, TransferEnd
@@ -184,6 +185,14 @@ class OwnedQueue(LogicalQueue):
         headers = {executor.number: executor.partition.log.header for executor in self.executors.values() if executor.takes_work}
         done = {number: header.produced + header.leased + header.completed for number, header in headers.items()}
         return self._meter.note(now, self._tickets, done)
+
+    def counts(self) -> dict[int, Counts]:
+        """What each open partition has done since it was opened here, for its load."""
+        working = ((executor, executor.partition.log.header) for executor in self.executors.values() if executor.takes_work)
+        return {
+            executor.number: Counts(executor.answered, header.produced + header.leased + header.completed, executor.written)
+            for executor, header in working
+        }
 
     @property
     def is_queued(self) -> bool:

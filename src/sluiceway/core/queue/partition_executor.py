@@ -152,6 +152,10 @@ class PartitionExecutor:
     """Items that may be leased at once, of the queue's concurrency; None: any number."""
     durable_leased: int = 0
     """Items leased as of the last commit that has landed: a commit in flight that returns some may fail."""
+    answered: int = 0
+    """Requests that commits have carried, for its load."""
+    written: int = 0
+    """Bytes of the blobs in these commits."""
     coming: int = 0
     """Items reserved by key homes whose intents, still being written, name this partition."""
     leaving: bool = False
