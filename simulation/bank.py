@@ -15,6 +15,7 @@ from simulation import (
     bugs_limits,
     bugs_loads,
     bugs_partition,
+    bugs_pins,
     bugs_placing,
     bugs_priority,
     bugs_queue,
@@ -39,7 +40,7 @@ from simulation.queue_run import run_history
 from simulation.task_world import run_tasks
 
 BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
-GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS, *bugs_zones.BUGS, *bugs_loads.BUGS)
+GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS, *bugs_zones.BUGS, *bugs_loads.BUGS, *bugs_pins.BUGS)
 MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
 CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
 REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)

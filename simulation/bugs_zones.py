@@ -19,7 +19,9 @@ bug = shelf(BUGS)
 @bug(rounds, "sticky")
 def plans_without_zones(original: Any) -> Any:
     """A round takes no notice of zones."""
-    return lambda items, members, current, limits, unsettled, _zones: original(items, members, current, limits, unsettled)
+    return lambda items, members, current, limits, unsettled, _zones, *more: original(
+        items, members, current, limits, unsettled, NO_ZONES, *more
+    )
 
 
 @bug(Beating, "_record")

@@ -6,6 +6,7 @@ strike just after a member's read or just before its commit. `group_checks` has 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from sluiceway.core.group.group_records import (
     Keys,
     LoadReport,
     Parameters,
+    Pin,
     Resource,
     Strategy,
     Token,
@@ -36,6 +38,7 @@ from sluiceway.core.group.load_balance import Balancer, decides, noticeable, ope
 from sluiceway.core.group.member import Member
 from sluiceway.core.group.plan import queue_of
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import Entry, Stamp, View
 
 KEYS = Keys("g")
@@ -161,6 +164,8 @@ class Weather:
     """Number of changes to a queue's member limit."""
     zones: int = 1
     """Number of zones that members are in."""
+    pins: int = 0
+    """Number of changes to the pins of items."""
     loads: bool = False
     """Whether items have loads, which members report and level."""
     drift: float = 0.1
@@ -224,7 +229,7 @@ class GroupWorld:
         # Of its own, so that histories without zones are as they were before there were any.
         self.zoning = Random(f"zones {seed}")
         zones, loads = self.zoning.choice([1, 1, 1, 2, 3]), self.zoning.choice([False, False, True])
-        self.weather = replace(weather_of(self.random), zones=zones, loads=loads)
+        self.weather = replace(weather_of(self.random), zones=zones, loads=loads, pins=self.zoning.choice([0, 0, 0, 12]))
         self.log = log
         self.store = ModelStore()
         self.now: Millis = 0
@@ -265,6 +270,8 @@ class GroupWorld:
         for times, act in script:
             for _ in range(times):
                 self.at(self.random.randrange(self.traffic), act)
+        for _ in range(weather.pins):
+            self.at(self.zoning.randrange(self.traffic), self._pin)
         self.at(self.traffic, self._calm)
         self._until(self.traffic + CALM - QUIET)
         begun = self._rounds()
@@ -401,8 +408,9 @@ class GroupWorld:
         before = self._resource()
         items = tuple(sorted([*some, *(item for item in before.items if item.startswith("p"))]))
         queues = {queue_of(item) for item in items}
-        # As every writer of a resource does: a queue's limit goes with its last item.
-        self._put_changed(items=items, limits={queue: most for queue, most in before.limits.items() if queue in queues})
+        # As every writer of a resource does: a queue's limit goes with its last item, and a pin with its item.
+        limits = {queue: most for queue, most in before.limits.items() if queue in queues}
+        self._put_changed(items=items, limits=limits, pins={item: pin for item, pin in before.pins.items() if item in items})
 
     def _put_strategy(self, strategy: Strategy) -> None:
         self._put_changed(era=self._resource().era + 1, strategy=strategy)
@@ -459,6 +467,24 @@ class GroupWorld:
         queue, most = self.random.choice(self._queues() or [""]), self.random.choice([1, 1, 2, 3, 5, None])
         for actor in self._some():
             self._try(actor, lambda _, look: item_placement.limit(look, KEYS, queue, most), 4)
+
+    def _pin(self) -> None:
+        """Pin an item to a member that may have gone, or to a zone; or unpin one."""
+        resource, pick = self._resource(), self.zoning.choice
+        if not resource.items or not self.actors:
+            return
+        item, member = pick(resource.items), pick(self.actors).member
+        where = pick([None, Pin(instance=member.name), Pin(instance=member.name), Pin(zone=member.zone)])
+
+        def decide(_: Actor, look: GroupView) -> Writes:
+            # One that has gone, or an item that has, is refused.
+            with contextlib.suppress(SluicewayError):
+                if look.resource is not None and item in look.resource.items:
+                    return item_placement.pin(look, KEYS, item, where)
+            return Writes()
+
+        for actor in self._some():
+            self._try(actor, decide, 4)
 
     def _queues(self) -> list[str]:
         """Return the placed queues in random order."""

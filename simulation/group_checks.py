@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from simulation.promises import BrokenPromiseError, check
-from sluiceway.core.group.group_records import GroupView, Keys, Plan, Resource, Token, Writes
+from sluiceway.core.group.group_records import GroupView, Keys, Plan, Resource, Token, Writes, pinned
 from sluiceway.core.group.plan import queue_of
 from sluiceway.core.group.zones import NO_ZONES, span
 from sluiceway.kernel.clock import Millis
@@ -101,23 +101,39 @@ def _check_plan(was: GroupView, now: GroupView, resource: Resource) -> None:
     if not was.members.keys() >= {*members}:
         # The record of a participant went after the round was decided, and its zone with it.
         return
-    check_limits(owners, members, resource.limits)
-    check_even(owners, members, resource.limits, zones)
-    check_zones(owners, resource.limits, zones)
-    check_shares(owners, resource.limits, zones)
+    pins = pinned(resource.pins, {name: was.zones[name] for name in members})
+    check_rules(owners, members, resource, zones, pins)
     moved = sum(had.get(item) != owner for item, owner in owners.items())
     check(moved == now.round.moved, f"{moved} moves, said to be {now.round.moved}")
     # Moves for loads come first: the plan keeps to the rules from there.
     swaps = was.round.swaps if was.round is not None else ()
     had |= {move.item: move.owner for move in swaps if had.get(move.item) == move.before and move.owner in members}
     moved = sum(had.get(item) != owner for item, owner in owners.items())
-    if resource.limits or zones:
-        check(not moved or not _is_plan(had, members, resource, zones), f"{moved} moves, and none was needed")
+    if resource.limits or zones or pins:
+        check(not moved or not _is_plan(had, members, resource, zones, pins), f"{moved} moves, and none was needed")
     else:
         least, more = divmod(len(items), len(members))
         has = Counter(had[item] for item in items if had.get(item) in members)
         kept = sum(min(has[name], least) for name in members) + min(more, sum(has[name] > least for name in members))
         check(moved == len(items) - kept, f"{moved} moves of {len(items) - kept} needed")
+
+
+def check_rules(
+    owners: Mapping[str, str], members: Collection[str], resource: Resource, zones: Mapping[str, str], pins: Mapping[str, tuple[str, ...]]
+) -> None:
+    """Check all that a plan has to heed."""
+    check_pins(owners, pins)
+    free = {item: owner for item, owner in owners.items() if item not in pins}
+    check_limits(free, members, resource.limits)
+    check_zones(free, resource.limits, zones)
+    check_even(owners, members, resource.limits, zones, pins)
+    check_shares(owners, resource.limits, zones, pins)
+
+
+def check_pins(owners: Mapping[str, str], pins: Mapping[str, tuple[str, ...]]) -> None:
+    """Check that each pinned item is at one of the members that it is pinned to."""
+    for item, members in pins.items():
+        check(owners[item] in members, f"{item} is at {owners[item]}, and pinned to {members}")
 
 
 def check_limits(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int]) -> None:
@@ -145,12 +161,12 @@ def check_zones(owners: Mapping[str, str], limits: Mapping[str, int], zones: Map
             check(away < whole.total(), f"{queue} lies in {has} of {whole}")
 
 
-def check_shares(owners: Mapping[str, str], limits: Mapping[str, int], zones: Mapping[str, str]) -> None:
+def check_shares(owners: Mapping[str, str], limits: Mapping[str, int], zones: Mapping[str, str], pins: Collection[str] = ()) -> None:
     """Check that each zone has its part of the members that have an unlimited item more than others, rounded down or up."""
     if not zones:
         return
-    below = Counter(owner for item, owner in owners.items() if queue_of(item) in limits)
-    share = Counter(owner for item, owner in owners.items() if queue_of(item) not in limits)
+    below = Counter(owner for item, owner in owners.items() if queue_of(item) in limits or item in pins)
+    share = Counter(owner for item, owner in owners.items() if queue_of(item) not in limits and item not in pins)
     height = max((below[name] + count for name, count in share.items()), default=0)
     able = [name for name in zones if below[name] < height]
     larger = Counter(zones[name] for name in able if below[name] + share[name] == height)
@@ -172,18 +188,26 @@ def _may_leave(queue: str, one: str, other: str, owners: Mapping[str, str], zone
     return True
 
 
-def check_even(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int], zones: Mapping[str, str] = NO_ZONES) -> None:
-    """Check that no move would help. A member with two or more items above another has only parts of limited queues, and the other has as
-    much of each such queue, or the part is as large as the difference, or must not leave its zone."""
-    counts = {name: Counter(queue_of(item) for item, owner in owners.items() if owner == name) for name in members}
+def check_even(
+    owners: Mapping[str, str],
+    members: Collection[str],
+    limits: Mapping[str, int],
+    zones: Mapping[str, str] = NO_ZONES,
+    pins: Collection[str] = (),
+) -> None:
+    """Check that no move would help. A member with two or more items above another has only pinned items and parts of limited queues, and
+    the other has as much of each such queue, or the part is as large as the difference, or must not leave its zone."""
+    totals = Counter(owners.values())
+    free = {item: owner for item, owner in owners.items() if item not in pins}
+    counts = {name: Counter(queue_of(item) for item, owner in free.items() if owner == name) for name in members}
     for one, other in itertools.permutations(members, 2):
-        more = counts[one].total() - counts[other].total()
+        more = totals[one] - totals[other]
         if more < 2:
             continue
         check(counts[one].keys() <= limits.keys(), f"{one} has {counts[one]}, {other} {counts[other]}")
         given = {queue: (part, counts[other][queue]) for queue, part in counts[one].items()}
         useless = all(
-            there >= part or (not there and (part >= more or not _may_leave(queue, one, other, owners, zones)))
+            there >= part or (not there and (part >= more or not _may_leave(queue, one, other, free, zones)))
             for queue, (part, there) in given.items()
         )
         check(useless, f"{one} could give {other} a part: it has {counts[one]}, and the other {counts[other]}")
@@ -205,14 +229,13 @@ def check_placing(look: GroupView, writes: Writes, keys: Keys) -> None:
         check(len(takers) <= limits[queue], f"{queue} is placed on {sorted(takers)}, and may lie on {limits[queue]}")
 
 
-def _is_plan(owners: Mapping[str, str], members: Collection[str], resource: Resource, zones: Mapping[str, str]) -> bool:
+def _is_plan(
+    owners: Mapping[str, str], members: Collection[str], resource: Resource, zones: Mapping[str, str], pins: Mapping[str, tuple[str, ...]]
+) -> bool:
     """Return whether `owners` already was a valid plan for these members."""
     try:
         check(owners.keys() == {*resource.items} and {*owners.values()} <= {*members}, "items or members have changed")
-        check_limits(owners, members, resource.limits)
-        check_even(owners, members, resource.limits, zones)
-        check_zones(owners, resource.limits, zones)
-        check_shares(owners, resource.limits, zones)
+        check_rules(owners, members, resource, zones, pins)
     except BrokenPromiseError:
         return False
     return True
@@ -257,8 +280,8 @@ def check_rest(view: View, keys: Keys, alive: Mapping[str, Mapping[str, Token]],
     left = [key for key in view.prefix(keys.claims) if key.startswith(keys.claims + "p")]
     check({key.removeprefix(keys.claims) for key in left} <= {*resource.items}, f"claims of what was removed: {left}")
     owners = {item: name for name, owned in alive.items() for item in owned}
-    limits = resource.limits if resource.strategy == "rounds" else {}
-    across = span(alive, zones if resource.strategy == "rounds" else {})
-    check_limits(owners, alive.keys(), limits)
-    check_even(owners, alive.keys(), limits, across)
-    check_zones(owners, limits, across)
+    check(resource.pins.keys() <= {*resource.items}, f"pins of {sorted(resource.pins)}, and there are {resource.items}")
+    by_rounds = resource.strategy == "rounds"
+    pins = pinned(resource.pins, {name: zones.get(name, "") for name in alive}) if by_rounds else {}
+    rules = resource if by_rounds else msgspec.structs.replace(resource, limits={})
+    check_rules(owners, alive.keys(), rules, span(alive, zones if by_rounds else NO_ZONES), pins)

@@ -15,7 +15,9 @@ from rich.console import Console
 from sluiceway.cli import rebalance_progress
 from sluiceway.contract import rebalances as answers
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
+from sluiceway.core.group.group_records import Pin
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.instances import ClusterInfo, PinInfo
 from sluiceway.model.queue import PartitionRecord
 from sluiceway.model.rebalance import LeftOut, Plan, Rebalance, RebalanceBatch
 from tests.cli.cli_shell import Shell
@@ -343,6 +345,28 @@ def test_partitions_are_paused_and_go_on(service: FakeService, shell: Shell) -> 
     assert service.asked == [("q", 1, True), ("q", 1, False)]
     service.script = [SluicewayError("rebalance_open", "partition 1 is being drained")]
     assert shell.ends("partition", "pause", "q", "1")[0] == 3
+
+
+def test_partitions_are_pinned_and_unpinned(service: FakeService, shell: Shell) -> None:
+    service.script = [None, None, None]
+    assert shell.says("partition", "pin", "q", "1", "--zone", "east") == "Pinned partition 1 of q to zone east\n"
+    (told,) = shell.json("partition", "pin", "q", "1", "--instance", "queue-1")
+    assert told == {"queue_name": "q", "partition": 1, "instance": "queue-1", "zone": None}
+    assert shell.says("partition", "unpin", "q", "1") == "Unpinned partition 1 of q\n"
+    assert service.asked == [("q", 1, Pin(zone="east")), ("q", 1, Pin(instance="queue-1")), ("q", 1, None)]
+    service.script = [SluicewayError("invalid_request", "zone: there is no instance of zone west in the cluster", "zone")]
+    assert shell.ends("partition", "pin", "q", "1", "--zone", "west")[0] == 3
+    for wrong in ((), ("--zone", "east", "--instance", "queue-1")):
+        assert shell.ends("partition", "pin", "q", "1", *wrong)[0] == 2
+
+
+def test_pinned_partitions_are_listed(service: FakeService, shell: Shell) -> None:
+    pins = [PinInfo("p", 3, "", "east"), PinInfo("q", 1, "queue-1", "")]
+    alone = ClusterInfo([], "rounds", 2, 11, 11, pins=pins)
+    service.instances.script = [alone] * 3
+    assert rows(shell.says("partition", "pins"))[-2:] == [["p", "3", "zone", "east"], ["q", "1", "instance", "queue-1"]]
+    assert shell.json("partition", "pins", "q") == [{"queue_name": "q", "partition": 1, "instance": "queue-1", "zone": None}]
+    assert shell.ends("partition", "pins", "other")[:2] == (0, "")
 
 
 def test_a_queue_shows_its_rebalance(service: FakeService, shell: Shell) -> None:

@@ -379,6 +379,17 @@ def test_consumers(shell: Shell) -> None:
 # -- whoever runs the server ------------------------------------------------------------------------------------------
 
 
+@verb("partition pins")
+def test_a_server_that_is_alone_pins_nothing(shell: Shell) -> None:
+    """That of a cluster does: tests/cli/test_cli_rebalance.py."""
+    code, out, err = shell.ends("partition", "pin", shell.queue, "0", "--zone", "east")
+    assert (code, out) == (3, "")
+    assert "this server is not part of a cluster" in err
+    code, out, err = shell.ends("partition", "pins", shell.queue)
+    assert (code, out, err) == (0, "", "No pinned partitions\n")
+    assert shell.json("partition", "pins") == []
+
+
 def test_a_server_that_is_alone_has_no_times_of_a_cluster(shell: Shell) -> None:
     """That of a cluster changes them: tests/cluster/test_cluster_times.py."""
     code, out, err = shell.ends("instance", "update", "--member-timeout", "9s")
@@ -680,7 +691,7 @@ BACKUPS = {"backup create", "backup list", "backup verify", "backup prune", "res
 """tests/server/test_backup_commands.py, test_backups_in_buckets.py."""
 UPGRADES = {"upgrade show", "upgrade finalize"}
 """tests/cli/test_cli_upgrade.py."""
-CLUSTERS = {"instance update"}
+CLUSTERS = {"instance update", "partition pin", "partition unpin"}
 """That it is refused by a server that is alone is tested above; what it does in a cluster, in tests/cluster/test_cluster_times.py."""
 
 

@@ -186,6 +186,8 @@ def test_what_may_be_repeated() -> None:
         rebalance_calls.list_rebalances(None, False, None, None),
         rebalance_calls.set_partition("q", 0, True),
         rebalance_calls.set_partition("q", 0, False),
+        rebalance_calls.pin_partition("q", 0, None, "z"),
+        rebalance_calls.unpin_partition("q", 0),
     ]
     once: list[Call[Any]] = [
         item_calls.produce("q", ["x"], None, item_calls.Key()),

@@ -142,7 +142,7 @@ def test_the_record_stays_one_that_earlier_releases_read(tmp_path: Path) -> None
     """They refuse a time that they do not know: so there is none beside these, and the record has nothing else that is new."""
     assert {*CLUSTER_TIMES} == {*BOUNDS} == {*Parameters.__struct_fields__}
     fields = msgspec.json.decode(msgspec.json.encode(Resource(items=("q.0",), parameters=with_times(STEADY, LONGER))))
-    assert {*fields} == {"items", "parameters", "strategy", "era", "version", "limits", "load_moves"}
+    assert {*fields} == {"items", "parameters", "strategy", "era", "version", "limits", "load_moves", "pins"}
     assert {*fields["parameters"]} == {*BOUNDS}
 
 

@@ -31,7 +31,7 @@ from sluiceway.core.group.group_records import (
 from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.compatibility import Levels
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, RoundInfo
+from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, PinInfo, RoundInfo
 from sluiceway.model.meta import Entry, View
 from sluiceway.wire import json_instances
 from tests.server.fake_service import NOW, RECORD, FakeService, serving
@@ -180,6 +180,7 @@ CLUSTER = ClusterInfo(
     msgspec.structs.asdict(Parameters()),
     RoundInfo(7, False, "i-3 has joined", ("i-1",), 1, 2),
     4,
+    [PinInfo("q", 1, "", "east")],
 )
 
 
@@ -225,6 +226,7 @@ def test_instances_on_the_wire(shared: tuple[FakeService, str]) -> None:
         },
         "round": {"number": 7, "sealed": False, "trigger": "i-3 has joined", "participants": ["i-1"], "moved": 1, "kept": 2},
         "load_moves": 4,
+        "pins": [{"queue_name": "q", "partition": 1, "instance": None, "zone": "east"}],
         "level": 11,
         "reachable_level": 12,
     }
@@ -256,7 +258,7 @@ def test_rounds_on_the_wire(shared: tuple[FakeService, str]) -> None:
 
 def test_an_explained_partition_on_the_wire(shared: tuple[FakeService, str]) -> None:
     service, url = shared
-    service.instances.script = [Belonging("because", "i-1", "http://i-1", 2, 7, ["i-2"])]
+    service.instances.script = [Belonging("because", "i-1", "http://i-1", 2, 7, ["i-2"], pinned_zone="east")]
     service.script = [LogicalQueueStats(partitions=[PartitionStats(partition=1, state="failed")])]
     assert post(url, "queue.explain", queue_name="q", partition=1).json() == {
         "partition": 1,
@@ -268,6 +270,8 @@ def test_an_explained_partition_on_the_wire(shared: tuple[FakeService, str]) -> 
         "era": 2,
         "grant": 7,
         "waits_for": ["i-2"],
+        "pinned_instance": None,
+        "pinned_zone": "east",
     }
 
 

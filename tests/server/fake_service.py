@@ -15,7 +15,7 @@ import uvloop
 from sluiceway.contract.queue_settings import Verb
 from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.contract.rebalances import DrainMode
-from sluiceway.core.group.group_records import SealedRound, Strategy
+from sluiceway.core.group.group_records import Pin, SealedRound, Strategy
 from sluiceway.core.queue.routing import Peer
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
@@ -211,6 +211,10 @@ class FakeService:
     async def set_partition(self, queue_name: str, partition: int, paused: bool, by: Actor) -> QueueRecord:
         self.changed_by.append(by)
         return cast(QueueRecord, self._answer((queue_name, partition, paused)))
+
+    async def pin_partition(self, queue_name: str, partition: int, where: Pin | None, by: Actor) -> None:
+        self.changed_by.append(by)
+        self._answer((queue_name, partition, where))
 
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
         return cast(Explanation, self._answer((partition, offset)))

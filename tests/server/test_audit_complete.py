@@ -28,6 +28,10 @@ EXCEPTIONS = {
     **dict.fromkeys(("/v1/backups.records", "/v1/backups.blobs", "/v1/backups.end"), "the backup that they read has an entry"),
     "/v1/consumers.report": "it is of the moment, and forgotten",
     "/v1/upgrades.finalize": "a new server has the newest level; tests/cluster/test_compatibility_level.py has its entry",
+    **dict.fromkeys(
+        ("/v1/partition.pin", "/v1/partition.unpin"),
+        "a server that is alone has all partitions; tests/cluster/test_partition_pins.py has their entries",
+    ),
     "/v1/instances.update": "a server that is alone has no such times; tests/cluster/test_cluster_times.py has its entry",
 }
 """Calls that leave no entry, and why not, beside those that take the right to `read`, or none."""

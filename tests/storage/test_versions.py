@@ -18,7 +18,7 @@ from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
 from sluiceway.contract.queue_stats import COUNTERS
-from sluiceway.core.group.group_records import Claim, Level, LoadReport, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
+from sluiceway.core.group.group_records import Claim, Level, LoadReport, MemberRecord, Parameters, Pin, Plan, Resource, Round, SealedRound
 from sluiceway.core.partition.bundle_ledger import LedgerRecord
 from sluiceway.core.partition.idempotency_keys import KeyRecord, KeyResult
 from sluiceway.core.partition.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
@@ -153,12 +153,13 @@ PINNED: dict[type[msgspec.Struct], str] = {
     KeyResult: "digest first_offset count partition intended_at parts",
     ApiKey: "key_id name scopes digest created_at expires_at requests_per_second bytes_per_second",
     AuditEntry: "id at actor action queue_name request_id detail",
-    Resource: "items parameters strategy era version limits load_moves",
+    Resource: "items parameters strategy era version limits load_moves pins",
     Parameters: "settle_timeout round_interval heartbeat_interval beat_interval lease_timeout member_timeout",
     MemberRecord: "beat lease_timeout applied era leaving address joined_at levels release zone",
     Level: "level rising_to",
     Round: "number sealed trigger participants moved kept swaps",
     Plan: "round era resource_version owners waits swapped",
+    Pin: "instance zone",
     LoadReport: "loads round items bytes",
     Claim: "owner grant",
     Rebalance: "id queue_name incarnation requested_partitions plan drain created_at updated_at actor request_id rate state step slots "

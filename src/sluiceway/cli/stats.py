@@ -14,7 +14,7 @@ from sluiceway.cli.session import Session, connected, paused_verbs, queue_argume
 
 if TYPE_CHECKING:
     from sluiceway.client import FailedAttempt, PartitionStats, QueueStats
-    from sluiceway.client.answers import Reasons
+    from sluiceway.client.answers import PartitionPin, Reasons
 
 WATCH_PAUSE = 1.0
 _COUNTS = ("ready", "total_leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
@@ -162,7 +162,7 @@ def state_of(part: PartitionStats) -> str:
 
 @click.group()
 def partition() -> None:
-    """List, explain, pause and resume partitions."""
+    """List, explain, pause, resume and pin partitions."""
 
 
 @partition.command("list")
@@ -210,6 +210,44 @@ def resume(session: Session, queue: str, number: int) -> None:
     """Resume partition NUMBER of QUEUE after `partition pause`."""
     answer = session.client.resume_partition(queue, number)
     session.print(answer, f"Resumed partition {number} of {queue}")
+
+
+@partition.command()
+@queue_argument()
+@click.argument("number", type=WholeNumber(0))
+@click.option("--instance", metavar="NAME", help="Name of an instance (`cluster.name`).")
+@click.option("--zone", metavar="ZONE", help="Zone: to any instance in it.")
+@connected
+def pin(session: Session, queue: str, number: int, instance: str | None, zone: str | None) -> None:
+    """Pin partition NUMBER of QUEUE to an instance or a zone. While none is there, it is served elsewhere."""
+    if (instance is None) == (zone is None):
+        raise click.UsageError("give either --instance or --zone")
+    answer = session.client.pin_partition(queue, number, instance=instance, zone=zone)
+    session.print(answer, f"Pinned partition {number} of {queue} to {_pinned_to(answer)}")
+
+
+@partition.command()
+@queue_argument()
+@click.argument("number", type=WholeNumber(0))
+@connected
+def unpin(session: Session, queue: str, number: int) -> None:
+    """Let the cluster choose the instance of partition NUMBER of QUEUE again."""
+    answer = session.client.unpin_partition(queue, number)
+    session.print(answer, f"Unpinned partition {number} of {queue}")
+
+
+@partition.command()
+@click.argument("queue", required=False, shell_complete=queue_names)
+@connected
+def pins(session: Session, queue: str | None) -> None:
+    """List the pinned partitions of QUEUE, or of every queue. Needs the scope `read:*` or `admin`."""
+    found = [each for each in session.client.list_instances().pins if queue in (None, each.queue_name)]
+    rows = [(each.queue_name, each.partition, _pinned_to(each)) for each in found]
+    session.print_all(found, table(("queue", "partition", "pinned to"), rows, right=("partition",)), "No pinned partitions")
+
+
+def _pinned_to(pin: PartitionPin) -> str:
+    return f"instance {pin.instance}" if pin.instance is not None else f"zone {pin.zone}"
 
 
 @partition.command("explain")

@@ -6,7 +6,7 @@ import msgspec
 
 from sluiceway.contract.audit_answers import AuditEntry, AuditPage
 from sluiceway.contract.config_answers import BackendInfo, BackendPage, Reloaded
-from sluiceway.contract.instance_answers import Instance, InstanceList, LastRound, MovedPartition, Round, RoundList
+from sluiceway.contract.instance_answers import Instance, InstanceList, LastRound, MovedPartition, PartitionPin, Round, RoundList
 from sluiceway.contract.item_answers import (
     Browsed,
     BrowsedItem,
@@ -73,6 +73,7 @@ __all__ = [
     "OwnKey",
     "Partition",
     "PartitionExplanation",
+    "PartitionPin",
     "PartitionStats",
     "Peeked",
     "Produced",

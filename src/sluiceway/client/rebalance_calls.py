@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sluiceway.client.answers import QueueInfo
+from sluiceway.client.answers import PartitionPin, QueueInfo
 from sluiceway.client.protocol import Call, call, given
 from sluiceway.contract.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
 
@@ -39,6 +39,15 @@ def list_rebalances(queue_name: str | None, only_open: bool, pivot: str | None, 
 def cancel_rebalance(id: str) -> Call[Rebalance]:
     # A repeat after a success could be refused, because the rebalance is already cancelled.
     return call("/v1/rebalances.cancel", Rebalance, {"id": id}, repeatable=False)
+
+
+def pin_partition(queue_name: str, partition: int, instance: str | None, zone: str | None) -> Call[PartitionPin]:
+    fields = {"queue_name": queue_name, "partition": partition} | given(instance=instance, zone=zone)
+    return call("/v1/partition.pin", PartitionPin, fields)
+
+
+def unpin_partition(queue_name: str, partition: int) -> Call[PartitionPin]:
+    return call("/v1/partition.unpin", PartitionPin, {"queue_name": queue_name, "partition": partition})
 
 
 def set_partition(queue_name: str, partition: int, paused: bool) -> Call[QueueInfo]:

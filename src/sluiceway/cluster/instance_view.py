@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from sluiceway import __version__
-from sluiceway.cluster.ownership import Ownership, item_of
+from sluiceway.cluster.ownership import Ownership, item_of, partition_of
 from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.core.group.group_records import (
     MAX_MEMBERS,
@@ -18,10 +18,12 @@ from sluiceway.core.group.group_records import (
     GroupView,
     MemberRecord,
     Parameters,
+    Pin,
     Plan,
     Resource,
     SealedRound,
     Strategy,
+    members_of,
     owners,
 )
 from sluiceway.core.group.levels import understood
@@ -32,7 +34,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor
 from sluiceway.model.health import Check
-from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, RoundInfo
+from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, PinInfo, RoundInfo
 from sluiceway.model.queue import QueueRecord
 from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
@@ -80,7 +82,15 @@ class Instances:
             parameters,
             last_round(look, resource),
             resource.load_moves,
+            self._pins(resource.pins),
         )
+
+    def _pins(self, pins: Mapping[str, Pin]) -> list[PinInfo]:
+        """The pins of partitions whose queues this instance knows, by queue and number."""
+        names = {record.incarnation: record.queue_name for record in self._queues()} if pins else {}
+        placed = ((*partition_of(item), pin) for item, pin in pins.items())
+        found = [PinInfo(names[each], number, pin.instance, pin.zone) for each, number, pin in placed if each in names]
+        return sorted(found)
 
     async def redefine(
         self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor, load_moves: int | None = None
@@ -153,7 +163,10 @@ class Instances:
         if look is None or look.resource is None:
             return Belonging("this instance has not joined the cluster yet; try again, or ask another instance", era=ownership.era)
         history = {each.number: each for each in await self._rounds()} if look.resource.strategy == "rounds" else {}
-        return belonging(look, look.resource, item_of(record.incarnation, partition), history, record.created_at)
+        item = item_of(record.incarnation, partition)
+        found = belonging(look, look.resource, item, history, record.created_at)
+        pin = look.resource.pins.get(item)
+        return found if pin is None else _with_pin(found, pin, look, look.resource.strategy)
 
 
 # ---- the instances ----------------------------------------------------------------------------------------------------
@@ -217,6 +230,19 @@ def belonging(look: GroupView, resource: Resource, item: str, history: Mapping[i
     if waits_for:
         why += f"; waiting until {_listed(waits_for)} {'has' if len(waits_for) == 1 else 'have'} stopped serving it"
     return Belonging(why, name, look.members[name].address or None, resource.era, grant, waits_for)
+
+
+def _with_pin(found: Belonging, pin: Pin, look: GroupView, strategy: Strategy) -> Belonging:
+    """Add what the partition's pin does for it."""
+    if strategy == "claims":
+        effect = "which has no effect with the strategy claims"
+    elif not members_of(pin, look.zones):
+        effect = "of which no instance is in the cluster now"
+    elif found.owner in members_of(pin, look.zones):
+        effect = "where it is"
+    else:
+        effect = "where the next round puts it"
+    return replace(found, reason=f"{found.reason}; pinned to {pin}, {effect}", pinned_instance=pin.instance, pinned_zone=pin.zone)
 
 
 def _since(name: str, grant: int, given: SealedRound | None, created_at: Millis) -> str:

@@ -18,16 +18,18 @@ from sluiceway.core.group.group_records import (
     Keys,
     Level,
     Parameters,
+    Pin,
     Resource,
     SealedRound,
     Strategy,
     Token,
     Writes,
+    base_name,
     owners,
     rounds_of,
     with_times,
 )
-from sluiceway.core.group.item_placement import begin, limit, place, remove
+from sluiceway.core.group.item_placement import begin, limit, pin, place, remove
 from sluiceway.core.group.levels import admits
 from sluiceway.core.group.plan import UNLIMITED
 from sluiceway.core.queue.routing import HERE, Peer
@@ -175,6 +177,10 @@ class Ownership(Protocol):
         """Writes that limit the queue to `most` instances from the next round on; None: unlimited."""
         ...
 
+    def pinning(self, item: str, where: Pin | None) -> Writes:
+        """Writes that pin the item from the next round on; None: unpin it. Raises `invalid_request`."""
+        ...
+
     def removing(self, items: Iterable[str]) -> Writes:
         """Writes that remove the items from the group."""
         ...
@@ -268,6 +274,9 @@ class SoleOwnership:
 
     def limiting(self, incarnation: str, most: int | None) -> Writes:
         return Writes()
+
+    def pinning(self, item: str, where: Pin | None) -> Writes:
+        raise invalid("partition", "this server is not part of a cluster, so it has all partitions")
 
     def removing(self, items: Iterable[str]) -> Writes:
         return Writes()
@@ -461,6 +470,14 @@ class Clustered:
     def limiting(self, incarnation: str, most: int | None) -> Writes:
         assert self.member.look is not None, "it has joined"
         return limit(self.member.look, KEYS, incarnation, most)
+
+    def pinning(self, item: str, where: Pin | None) -> Writes:
+        look = self.member.look
+        assert look is not None, "it has joined"
+        if where is not None and where.instance in look.members:
+            # Its name at this start: the next one has another suffix.
+            where = Pin(instance=base_name(where.instance))
+        return pin(look, KEYS, item, where)
 
     def removing(self, items: Iterable[str]) -> Writes:
         assert self.member.look is not None, "it has joined"

@@ -11,11 +11,11 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.cluster.ownership import Ownership, items_of
+from sluiceway.cluster.ownership import Ownership, item_of, items_of
 from sluiceway.cluster.router import Router
 from sluiceway.contract.queue_settings import QueueSettings, Verb, settings_of_new
 from sluiceway.contract.rebalances import PartitionState
-from sluiceway.core.group.group_records import Writes
+from sluiceway.core.group.group_records import Pin, Writes
 from sluiceway.core.queue.routing import Peer
 from sluiceway.core.queue.scaling_policy import wanted
 from sluiceway.kernel.clock import Millis
@@ -202,6 +202,33 @@ class QueueChanges:
         if stamp:
             await self._shares.tell(stamp)
         return record
+
+    async def pin(self, queue_name: str, number: int, where: Pin | None, by: Actor) -> None:
+        """Pin one partition to an instance or a zone, durably; None: unpin it. A round follows.
+
+        Raises queue_not_found, invalid_request, version_conflict, unavailable, outcome_unknown.
+        """
+
+        async def change() -> Stamp:
+            record = self._catalog.get(queue_name)
+            if record.partition(number) is None:
+                raise invalid("partition", f"the queue {queue_name!r} has no partition {number}")
+            writes = self._ownership.pinning(item_of(record.incarnation, number), where)
+            if not writes.puts:
+                return 0
+            detail = {"partition": number} | ({} if where is None else {"to": str(where)})
+            key, entry = self._audit.entry("partition.unpin" if where is None else "partition.pin", by, queue_name, detail)
+            try:
+                return await self._meta.commit(writes.checks, {QUEUE: self._catalog.stamp}, {**writes.puts, key: entry})
+            except StoreUnavailableError as error:
+                raise SluicewayError("unavailable", f"the meta store cannot be reached: {error}") from error
+            except MetaUnknownError as error:
+                raise SluicewayError("outcome_unknown", f"the meta store did not confirm the change: {error}") from error
+
+        async with self.lock:
+            stamp = await self.decide(change)
+        if stamp:
+            await self._ownership.follow(stamp)
 
     async def _update(self, queue_name: str, patch: QueuePatch, action: str, by: Actor) -> tuple[QueueRecord, Stamp]:
         """Return the record afterwards, and the stamp of its change; 0 if nothing changed."""

@@ -67,6 +67,17 @@ class GroupTimes(TypedDict, total=False):
     member_timeout: Annotated[Duration, about("The other instances replace an instance after this long without a heartbeat.")]
 
 
+class PartitionPin(Answer, frozen=True, kw_only=True):
+    """Where a partition is to be. While no such instance is in the cluster, or none in that zone, it is anywhere."""
+
+    queue_name: str
+    partition: int
+    instance: Annotated[
+        str | None, about("Name of an instance (`cluster.name`), without the suffix that each start adds; null: not pinned to one.")
+    ] = None
+    zone: Annotated[str | None, about("Zone; null: not pinned to one.")] = None
+
+
 class InstanceList(Answer, frozen=True, kw_only=True):
     """The instances of the cluster by name, and how they divide the partitions. A standalone server has no timing parameters and no
     rounds."""
@@ -79,6 +90,7 @@ class InstanceList(Answer, frozen=True, kw_only=True):
     load_moves: Annotated[
         int | None, about("Partitions that may move in a minute to level the loads of the instances; 0: none. Null: a standalone server.")
     ] = None
+    pins: Annotated[list[PartitionPin], about("The pinned partitions, by queue and number.")] = []
     level: Annotated[int, about("The compatibility level in use: the form of what is stored, and of what instances say to one another.")]
     reachable_level: Annotated[
         int, about("The highest level that all instances understand. If it is above `level`, `upgrades.finalize` raises the level to it.")

@@ -376,3 +376,5 @@ class PartitionExplanation(Answer, frozen=True, kw_only=True):
     waits_for: Annotated[
         list[str], about("Instances that may still serve it. They have to stop, or be given up, before its owner serves it.")
     ] = []
+    pinned_instance: Annotated[str | None, about("Instance that it is pinned to; null: none.")] = None
+    pinned_zone: Annotated[str | None, about("Zone that it is pinned to; null: none.")] = None

@@ -335,6 +335,7 @@ def _check_cluster(configuration: Configuration) -> None:
     if cluster.times:
         _check_times(cluster.times)
     check_zone(cluster.zone, "cluster.zone")
+    _check_name(cluster.name)
     if cluster.advertise:
         _check_advertise(cluster, server.workers)
     elif cluster.spans_machines and is_any(parse_address(server.listen, "server.listen").host):
@@ -343,6 +344,14 @@ def _check_cluster(configuration: Configuration) -> None:
     if configuration.is_clustered and any(isinstance(each, MemoryBackend) for each in configuration.backends.values()):
         field = "cluster.meta" if cluster.meta else "server.workers"
         raise invalid(field, "a memory backend belongs to one process; use another kind, or a single server without a cluster")
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_queue_name(name)
+    except SluicewayError:
+        detail = f"{name[:_SHOWN]!r} is not a name: 1 to 128 of A-Z a-z 0-9 _ . -, not beginning with . or -"
+        raise invalid("cluster.name", detail) from None
 
 
 def _check_times(times: Mapping[str, Millis]) -> None:

@@ -37,7 +37,7 @@ from sluiceway.contract.item_answers import Reasons
 from sluiceway.contract.queue_settings import Verb
 from sluiceway.contract.queue_stats import LogicalQueueStats, QueueKeys, QueueStats
 from sluiceway.contract.rebalances import DrainMode
-from sluiceway.core.group.group_records import Level, Parameters, Strategy, Token
+from sluiceway.core.group.group_records import Level, Parameters, Pin, Strategy, Token
 from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.core.queue.loop_pressure import LoopPressure
 from sluiceway.core.queue.partition_executor import not_here
@@ -607,6 +607,11 @@ class Service:
         """Pause or resume one of the queue's partitions. Raises `rebalance_open` for a partition of an open rebalance."""
         await self.look_up(queue_name)
         return await self._changes.set_partition(queue_name, partition, paused, by)
+
+    async def pin_partition(self, queue_name: str, partition: int, where: Pin | None, by: Actor = SYSTEM) -> None:
+        """Pin one of the queue's partitions to an instance or a zone; None: unpin it. Raises `invalid_request`."""
+        await self.look_up(queue_name)
+        await self._changes.pin(queue_name, partition, where, by)
 
     def queue(self, queue_name: str) -> QueueRecord:
         """Return the queue's record as this instance knows it. Raises queue_not_found."""

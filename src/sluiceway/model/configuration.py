@@ -87,6 +87,10 @@ class ClusterSettings(Settings, frozen=True):
             restart=True,
         ),
     ] = ""
+    name: Annotated[
+        str,
+        key("name of this instance; each start adds a suffix of its own. Several instances may have the same", restart=True),
+    ] = "instance"
     zone: Annotated[
         str,
         key(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.kernel.clock import Millis
@@ -41,6 +42,15 @@ class RoundInfo:
     kept: int
 
 
+class PinInfo(NamedTuple):
+    """A pinned partition. `instance`, `zone`: empty unless it is pinned to one."""
+
+    queue_name: str
+    partition: int
+    instance: str
+    zone: str
+
+
 @dataclass(slots=True)
 class ClusterInfo:
     """The instances by name, and the division of the partitions. An instance that is alone has no parameters and no rounds.
@@ -57,6 +67,7 @@ class ClusterInfo:
     round: RoundInfo | None = None
     load_moves: int | None = None
     """Partitions that may move in a minute to level loads; None: no cluster."""
+    pins: Sequence[PinInfo] = ()
 
 
 @dataclass(slots=True)
@@ -70,3 +81,5 @@ class Belonging:
     era: int = 1
     grant: int | None = None
     waits_for: Sequence[str] = field(default=())
+    pinned_instance: str = ""
+    pinned_zone: str = ""

@@ -215,6 +215,8 @@ _CLUSTER: Final = {
     "strategy": "How the instances divide the partitions: `rounds` or `claims`.",
     "load_moves": "Partitions that may move in a minute to level the loads of the instances; 0: none.",
     "instance": "The instance's name in the cluster, new at each start.",
+    "PartitionPinCall.instance": "Name of an instance of the cluster (`cluster.name`). Give this or `zone`.",
+    "zone": "Zone that an instance of the cluster is in. Give this or `instance`.",
     "ScrapeTarget.targets": "HOST:PORT of one instance.",
     "labels": "The instance's scheme (`__scheme__`) and name.",
     "address": "The URL by which other instances reach it; null: not known.",

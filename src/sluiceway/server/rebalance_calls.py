@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from sluiceway.contract import rebalances
+from sluiceway.contract.instance_answers import PartitionPin
 from sluiceway.contract.queue_settings import QueueInfo
 from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.contract.rebalances import OpenRebalance, RebalanceBatch, RebalancePage, RebalancePlan
+from sluiceway.core.group.group_records import Pin
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
@@ -25,7 +27,7 @@ _UNKNOWN = ("unavailable", "error")
 
 
 class RebalanceCalls:
-    """Plan, begin, show and cancel rebalances; pause and resume partitions."""
+    """Plan, begin, show and cancel rebalances; pause, resume, pin and unpin partitions."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -104,6 +106,24 @@ class RebalanceCalls:
                 "Resume a paused partition",
                 ("queue_not_found", "rebalance_open", "version_conflict"),
             ),
+            Endpoint(
+                "/v1/partition.pin",
+                "manage",
+                self._pin,
+                json_rebalances.PartitionPinCall,
+                PartitionPin,
+                "Pin a partition to an instance or a zone",
+                ("queue_not_found", "version_conflict"),
+            ),
+            Endpoint(
+                "/v1/partition.unpin",
+                "manage",
+                self._unpin,
+                json_rebalances.PartitionCall,
+                PartitionPin,
+                "Unpin a partition",
+                ("queue_not_found", "version_conflict"),
+            ),
         ]
 
     async def _plan(self, request: Request) -> Body:
@@ -164,6 +184,20 @@ class RebalanceCalls:
 
     async def _resume(self, request: Request) -> Body:
         return await self._set_paused(request, False)
+
+    async def _pin(self, request: Request) -> Body:
+        call = json_rebalances.decode_pin(request.body)
+        return await self._set_pin(request, call.queue_name, call.partition, call.pin())
+
+    async def _unpin(self, request: Request) -> Body:
+        call = json_rebalances.decode_partition(request.body)
+        return await self._set_pin(request, call.queue_name, call.partition, None)
+
+    async def _set_pin(self, request: Request, queue_name: str, partition: int, pin: Pin | None) -> Body:
+        queue_name = request.permit(queue_name)
+        check_partition(partition, await self._service.look_up(queue_name))
+        await self._service.pin_partition(queue_name, partition, pin, request.actor)
+        return json_rebalances.partition_pin(queue_name, partition, pin)
 
     async def _set_paused(self, request: Request, paused: bool) -> Body:
         call = json_rebalances.decode_partition(request.body)

@@ -403,6 +403,7 @@ def _membership(cluster: ClusterSettings, requests: BucketRequests) -> Membershi
         lambda: open_meta_store(cluster.meta, requests),
         transport,
         cluster.advertise,
+        cluster.name,
         strategy=strategy,
         times=cluster.times,
         zone=cluster.zone,

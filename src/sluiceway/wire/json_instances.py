@@ -66,6 +66,12 @@ def instance_list(cluster: ClusterInfo) -> bytes:
             parameters=_times(cluster.parameters),
             round=_round(cluster.round),
             load_moves=cluster.load_moves,
+            pins=[
+                answers.PartitionPin(
+                    queue_name=each.queue_name, partition=each.partition, instance=each.instance or None, zone=each.zone or None
+                )
+                for each in cluster.pins
+            ],
             level=cluster.level,
             reachable_level=cluster.reachable_level,
         )
@@ -143,5 +149,7 @@ def partition_explained(partition: int, backend: str, state: str, found: Belongi
             era=found.era,
             grant=found.grant,
             waits_for=list(found.waits_for),
+            pinned_instance=found.pinned_instance or None,
+            pinned_zone=found.pinned_zone or None,
         )
     )

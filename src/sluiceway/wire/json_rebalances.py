@@ -10,10 +10,13 @@ from msgspec import Meta
 
 from sluiceway.contract import rebalances as answers
 from sluiceway.contract.fields import Label, Pattern, QueueName, time_field
+from sluiceway.contract.instance_answers import PartitionPin
 from sluiceway.contract.rebalances import DrainMode
+from sluiceway.core.group.group_records import Pin
 from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_PARTITIONS
+from sluiceway.kernel.names import check_queue_name, check_zone
 from sluiceway.model import rebalance as model
 from sluiceway.model.access import check_pattern
 from sluiceway.model.queue import QueueRecord
@@ -97,6 +100,25 @@ class PartitionCall(Call):
     partition: PartitionNumber
 
 
+class PartitionPinCall(Call):
+    """Pin a partition to one of the two."""
+
+    partition: PartitionNumber
+    instance: str | None = None
+    zone: str | None = None
+
+    def pin(self) -> Pin:
+        """The checked pin. Raises `invalid_request`."""
+        if (self.instance is None) == (self.zone is None):
+            raise invalid("instance", "give either instance or zone")
+        if self.instance is not None:
+            return Pin(instance=check_queue_name(self.instance, "instance"))
+        zone = check_zone(self.zone)
+        if not zone:
+            raise invalid("zone", "the name of a zone is required")
+        return Pin(zone=zone)
+
+
 def _check_rate(drain: DrainMode, rate: int | None) -> None:
     if rate is not None and drain != "copy":
         raise invalid("rate", "requires drain copy: a natural drain proceeds at the consumers' pace")
@@ -108,6 +130,13 @@ decode_many = JsonDecoder(RebalanceManyCall)
 decode_id = JsonDecoder(RebalanceIdCall)
 decode_list = JsonDecoder(RebalancesListCall)
 decode_partition = JsonDecoder(PartitionCall)
+decode_pin = JsonDecoder(PartitionPinCall)
+
+
+def partition_pin(queue_name: str, partition: int, pin: Pin | None) -> bytes:
+    """A partition's pin, or that it has none, as JSON."""
+    instance, zone = ("", "") if pin is None else (pin.instance, pin.zone)
+    return msgspec.json.encode(PartitionPin(queue_name=queue_name, partition=partition, instance=instance or None, zone=zone or None))
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -629,6 +629,20 @@ class AsyncClient:
         """Let a paused partition take and give out items again, and return the queue."""
         return await self._channel.run(rebalance_calls.set_partition(queue_name, partition, False))
 
+    async def pin_partition(
+        self, queue_name: str, partition: int, *, instance: str | None = None, zone: str | None = None
+    ) -> answers.PartitionPin:
+        """Pin a partition to the instance of that name (`cluster.name`), or to the instances in a zone, and return the pin.
+
+        It moves there with a round. While no such instance is in the cluster, any other serves the partition. Give one of the two. Raises
+        `invalid_request` if there is no such instance, and on a server without a cluster.
+        """
+        return await self._channel.run(rebalance_calls.pin_partition(queue_name, partition, instance, zone))
+
+    async def unpin_partition(self, queue_name: str, partition: int) -> answers.PartitionPin:
+        """Let the cluster choose the instance of a pinned partition again."""
+        return await self._channel.run(rebalance_calls.unpin_partition(queue_name, partition))
+
     async def plan_rebalance(self, queue_name: str, *, requested_partitions: int | None = None) -> RebalancePlan:
         """Return what a rebalance to `requested_partitions` (as many as now) would do at this moment. It changes nothing."""
         return await self._channel.run(rebalance_calls.plan_rebalance(queue_name, requested_partitions))

@@ -37,6 +37,9 @@ MAX_LOAD_MOVES = 20
 MAX_REPORTED = 1_000
 """Items in a member's report of its loads: its busiest. Another one is not worth a move."""
 
+MAX_PINS = 500
+"""Pinned items of a group: they are in the resource's record."""
+
 BOUNDS: Mapping[str, tuple[Millis, Millis]] = {
     "settle_timeout": (1, 60_000),
     "round_interval": (1, 600_000),
@@ -92,11 +95,22 @@ def with_times(before: Parameters, times: Mapping[str, Millis]) -> Parameters:
     return msgspec.structs.replace(before, **times)
 
 
+class Pin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where an item is to be: at a member of that name (`base_name`), or in that zone. While none is there, it is anywhere."""
+
+    instance: str = ""
+    zone: str = ""
+
+    def __str__(self) -> str:
+        return f"instance {self.instance}" if self.instance else f"zone {self.zone}"
+
+
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """Items, strategy and parameters of a group. `version` rises with each change; `era` with each change of strategy, and on a restore.
 
     `limits`: maximum number of members that hold items of a queue, that is, of items equal up to their last dot; only for queues with
-    items. `load_moves`: items that may move in a minute to level loads; 0: none. Claims ignore both.
+    items. `load_moves`: items that may move in a minute to level loads; 0: none. `pins`: where some items are to be. Claims ignore all
+    three.
     """
 
     items: tuple[str, ...]
@@ -106,6 +120,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     limits: dict[str, int] = {}
     load_moves: int = LOAD_MOVES
+    pins: dict[str, Pin] = {}
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -344,6 +359,23 @@ class GroupReader:
 def read_group(view: View, keys: Keys, seen_at: Millis) -> GroupView:
     """Return the group's records from a view of its whole prefix."""
     return GroupReader(keys).read(view, seen_at)
+
+
+def base_name(name: str) -> str:
+    """The name that a member was given, without the suffix that each start adds."""
+    base, dash, _ = name.rpartition("-")
+    return base if dash else name
+
+
+def members_of(pin: Pin, zones: Mapping[str, str]) -> tuple[str, ...]:
+    """The members among those of `zones`, each with its zone, that the pin means; sorted."""
+    return tuple(sorted(name for name, zone in zones.items() if (base_name(name) == pin.instance if pin.instance else zone == pin.zone)))
+
+
+def pinned(pins: Mapping[str, Pin], zones: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The members that each item is pinned to, of those of `zones`. An item whose members are all away is not among them."""
+    found = {pin: members_of(pin, zones) for pin in {*pins.values()}}
+    return {item: members for item, pin in pins.items() if (members := found[pin])}
 
 
 def owners(look: GroupView) -> dict[str, str]:

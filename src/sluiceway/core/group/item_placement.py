@@ -11,7 +11,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from sluiceway.core.group.group_records import Claim, GroupView, Keys, Parameters, Plan, Resource, Strategy, Writes, largest_commit
+from sluiceway.core.group.group_records import (
+    MAX_PINS,
+    Claim,
+    GroupView,
+    Keys,
+    Parameters,
+    Pin,
+    Plan,
+    Resource,
+    Strategy,
+    Writes,
+    largest_commit,
+    members_of,
+)
 from sluiceway.core.group.plan import UNLIMITED, dealt, queue_of
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import MAX_COMMIT_BYTES, Entry
@@ -66,10 +79,11 @@ def begin(
         after = after if load_moves is None else msgspec.structs.replace(after, load_moves=load_moves)
     else:
         before = msgspec.json.decode(entry.value, type=Resource)
+        pins = _pins_of(wanted, before.pins)
         bounds = _limits_of(wanted, before.limits if limits is None else limits)
         moves = before.load_moves if load_moves is None else load_moves
         after = msgspec.structs.replace(
-            before, items=wanted, strategy=strategy, parameters=parameters or before.parameters, limits=bounds, load_moves=moves
+            before, items=wanted, strategy=strategy, parameters=parameters or before.parameters, limits=bounds, load_moves=moves, pins=pins
         )
         if restored or after != before:
             era = before.era + (RESTORED_ERAS if restored else strategy != before.strategy)
@@ -123,7 +137,8 @@ def remove(look: GroupView, keys: Keys, items: Iterable[str]) -> Writes:
     writes.checks[keys.plan] = look.stamp(keys.plan)
     left = tuple(item for item in resource.items if item not in gone)
     limits = _limits_of(left, resource.limits)
-    writes.put(keys.resource, msgspec.structs.replace(resource, items=left, version=resource.version + 1, limits=limits))
+    pins = _pins_of(left, resource.pins)
+    writes.put(keys.resource, msgspec.structs.replace(resource, items=left, version=resource.version + 1, limits=limits, pins=pins))
     plan = _current_plan(look, resource)
     if plan is not None:
         owners = {name: {item: grant for item, grant in grants.items() if item not in gone} for name, grants in plan.owners.items()}
@@ -145,6 +160,32 @@ def limit(look: GroupView, keys: Keys, queue: str, most: int | None) -> Writes:
     if limits != resource.limits:
         writes.put(keys.resource, msgspec.structs.replace(resource, version=resource.version + 1, limits=limits))
     return writes
+
+
+def pin(look: GroupView, keys: Keys, item: str, where: Pin | None) -> Writes:
+    """Pin the item, which the group has, from the next round on; None: unpin it. No `puts` if unchanged.
+
+    Raises `invalid_request` for a pin to what no member is, and for more pins than MAX_PINS.
+    """
+    resource = _resource_of(look)
+    if where is not None and not members_of(where, look.zones):
+        raise invalid("instance" if where.instance else "zone", f"there is no instance of {where} in the cluster")
+    pins = {name: each for name, each in resource.pins.items() if name != item} | ({} if where is None else {item: where})
+    if len(pins) > max(MAX_PINS, len(resource.pins)):
+        raise invalid("partition", f"there are {MAX_PINS} pins, which is the maximum; unpin others first")
+    writes = Writes(checks={keys.resource: look.stamp(keys.resource)})
+    if pins != resource.pins:
+        sorted_pins = {name: pins[name] for name in sorted(pins)}
+        writes.put(keys.resource, msgspec.structs.replace(resource, version=resource.version + 1, pins=sorted_pins))
+    return writes
+
+
+def _pins_of(items: Iterable[str], pins: Mapping[str, Pin]) -> dict[str, Pin]:
+    """The pins of these items."""
+    if not pins:
+        return {}
+    there = {*items}
+    return {item: where for item, where in pins.items() if item in there}
 
 
 def _limits_of(items: Iterable[str], limits: Mapping[str, int]) -> dict[str, int]:

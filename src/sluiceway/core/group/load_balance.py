@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -164,9 +164,9 @@ class _Exchanges:
         self._loads = {name: loads_of(plan, name, reports) for name in members}
         self._totals = {name: sum(loads.values()) for name, loads in self._loads.items()}
         self._mean = sum(self._totals.values()) / max(1, len(members))
-        self._limits = resource.limits
+        self._limits, self._pins = resource.limits, resource.pins
         self._zones = span(members, look.zones)
-        self._parts = _ZoneParts(self._loads, self._limits, self._zones)
+        self._parts = _ZoneParts(self._loads, {*resource.limits}, {*resource.pins}, self._zones)
         self._done: set[str] = set()
 
     def next(self, room: int) -> list[Move]:
@@ -209,7 +209,7 @@ class _Exchanges:
         across = bool(self._zones) and self._zones[name] != self._zones[other]
         for item, load in self._loads[name].items():
             queue = queue_of(item)
-            if item in self._done:
+            if item in self._done or item in self._pins:
                 continue
             if queue in self._limits or across:
                 found[queue or "."].append((item, load))
@@ -248,12 +248,14 @@ class _Candidate(NamedTuple):
 class _ZoneParts:
     """How many items of each unlimited queue are in each zone, and may be."""
 
-    def __init__(self, loads: Mapping[str, Mapping[str, int]], limits: Mapping[str, int], zones: Mapping[str, str]) -> None:
+    def __init__(
+        self, loads: Mapping[str, Mapping[str, int]], limits: Collection[str], pins: Collection[str], zones: Mapping[str, str]
+    ) -> None:
         self._zones = zones
         self._has: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._rooms: Counter[str] = Counter()
         for name, items in loads.items() if zones else ():
-            rest = [queue for item in items if (queue := queue_of(item)) not in limits]
+            rest = [queue for item in items if (queue := queue_of(item)) not in limits and item not in pins]
             self._rooms[zones[name]] += len(rest)
             for queue in rest:
                 self._has[queue][zones[name]] += 1

@@ -17,6 +17,7 @@ from sluiceway.core.group.zones import NO_ZONES, Quota, interleaved, span, sprea
 ItemCounts = dict[str, dict[str, int]]
 """For each limited queue: the number of its items on each of its members."""
 UNLIMITED: Final[Mapping[str, int]] = MappingProxyType({})
+NO_PINS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
 
 def queue_of(item: str) -> str:
@@ -31,6 +32,7 @@ def sticky(
     limits: Mapping[str, int] = UNLIMITED,
     unsettled: Collection[str] = (),
     zones: Mapping[str, str] = NO_ZONES,
+    pins: Mapping[str, tuple[str, ...]] = NO_PINS,
 ) -> dict[str, str]:
     """Return the owner of each item. Without limits loads differ by one at most, and no such plan moves fewer items.
 
@@ -52,20 +54,24 @@ def sticky(
     items), and its part of the members of each limited queue (their number times the zone's part of all members), both rounded down or up.
     The loads are as even as without zones, but for parts that must not leave their zone. More may move than the fewest, and nothing if all
     of this holds already.
+
+    `pins`: the members that some items are pinned to, at least one of these members each, sorted. Such items go there, evenly, and the
+    others are divided on top of them, so that loads are even where that is possible. Limits and zones are those of the others.
     """
     names = sorted(members)
     if not names:
         return {}
     across = span(names, zones)
-    limited, rest = _apart(items, limits)
     loads = dict.fromkeys(names, 0)
+    pinned = _pinned([item for item in items if item in pins], loads, current, pins, unsettled) if pins else {}
+    limited, rest = _apart([item for item in items if item not in pinned] if pinned else items, limits)
     parts = _parts(limited, loads, current, limits, len(rest), across)
     held, free = _held(rest, names, current)
     share = _shares(loads, held, len(rest), across)
     plan = _filled_by_zone(rest, held, share, across, unsettled) if across else _filled(held, free, share, unsettled)
     for queue, part in parts.items():
         plan |= _filled(*_held(limited[queue], sorted(part), current), part, unsettled)
-    return plan
+    return plan | pinned
 
 
 def dealt(
@@ -119,6 +125,30 @@ def _filled_by_zone(
     plan: dict[str, str] = {}
     for zone, given in free.items():
         plan |= _filled({member: has for member, has in stays.items() if across[member] == zone}, given, share, unsettled)
+    return plan
+
+
+# ---- pins -------------------------------------------------------------------------------------------------------------
+
+
+def _pinned(
+    items: Sequence[str],
+    loads: dict[str, int],
+    current: Mapping[str, str],
+    pins: Mapping[str, tuple[str, ...]],
+    unsettled: Collection[str],
+) -> dict[str, str]:
+    """The owners of the pinned items; raises `loads` by them."""
+    groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for item in items:
+        groups[pins[item]].append(item)
+    plan: dict[str, str] = {}
+    # The narrowest first: those with a choice then make up for them.
+    for members in sorted(groups, key=lambda members: (len(members), members)):
+        held, free = _held(groups[members], members, current)
+        share = _shares({member: loads[member] for member in members}, held, len(groups[members]), NO_ZONES)
+        plan |= _filled(held, free, share, unsettled)
+        _add(loads, share)
     return plan
 
 

@@ -30,9 +30,10 @@ from sluiceway.core.group.group_records import (
     Round,
     SealedRound,
     Writes,
+    pinned,
 )
 from sluiceway.core.group.heartbeats import FEW, Beating
-from sluiceway.core.group.plan import moves, sticky
+from sluiceway.core.group.plan import NO_PINS, moves, sticky
 from sluiceway.kernel.clock import Millis
 
 SEALERS = 3
@@ -244,7 +245,8 @@ def next_plan(look: GroupView, resource: Resource, number: int, members: Iterabl
     unsettled = {item for grants in before.owners.values() for item, grant in grants.items() if grant == before.round}
     members = [*members]
     swaps = _swaps(look, number, members, current)
-    chosen = sticky(resource.items, members, current | swaps, resource.limits, unsettled | swaps.keys(), look.zones)
+    pins = pinned(resource.pins, {name: look.zones.get(name, "") for name in members}) if resource.pins else NO_PINS
+    chosen = sticky(resource.items, members, current | swaps, resource.limits, unsettled | swaps.keys(), look.zones, pins)
     owners: dict[str, dict[str, int]] = {}
     for item, owner in chosen.items():
         owners.setdefault(owner, {})[item] = before.owners.get(owner, {}).get(item, number)
