@@ -171,7 +171,7 @@ def post(url: str, call: str, **fields: object) -> httpx.Response:
 CLUSTER = ClusterInfo(
     [
         InstanceInfo("i-1", "http://i-1", True, "alive", 20, NOW, 5),
-        InstanceInfo("i-2", "", False, "silent", 90_000, release="0.3.0", levels=Levels(11, 12), zone="east"),
+        InstanceInfo("i-2", "", False, "silent", 90_000, release="0.3.0", levels=Levels(11, 12), zone="east", load=0.25, items=70, bytes=9),
     ],
     "rounds",
     2,
@@ -200,6 +200,9 @@ def test_instances_on_the_wire(shared: tuple[FakeService, str]) -> None:
                 "release": None,
                 "levels": None,
                 "zone": None,
+                "load": None,
+                "items_per_second": None,
+                "bytes_per_second": None,
             },
             {
                 "instance": "i-2",
@@ -212,6 +215,9 @@ def test_instances_on_the_wire(shared: tuple[FakeService, str]) -> None:
                 "release": "0.3.0",
                 "levels": [11, 12],
                 "zone": "east",
+                "load": 0.25,
+                "items_per_second": 70,
+                "bytes_per_second": 9,
             },
         ],
         "strategy": "rounds",

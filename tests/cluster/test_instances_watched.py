@@ -55,6 +55,8 @@ def test_metrics_of_an_instance(tmp_path: Path) -> None:
             assert value(found, "cluster_partitions") == 2
             assert value(found, "cluster_ownership_holds") == 1
             assert value(found, "cluster_ownership_lapses_total") == 0
+            assert value(found, "cluster_load_moves_total") == 0
+            assert value(found, "cluster_load") == 0
             assert value(found, "cluster_round") == (await here.instances.rounds(1))[0].number > 0
             assert [value(found, "cluster_instances", state=state) for state in ("alive", "silent", "leaving", "joining")] == [2, 0, 0, 0]
             assert value(found, "peer_requests_total", request="produce", outcome="done") == 1

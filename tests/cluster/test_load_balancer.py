@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from sluiceway.adapters.meta.memory import MemoryMetaStore
-from sluiceway.cluster import load_balancer
+from sluiceway.cluster import instance_view, load_balancer
 from sluiceway.cluster.compatibility_level import begin_level
+from sluiceway.cluster.instance_view import Instances
 from sluiceway.cluster.load_balancer import LoadBalancer
 from sluiceway.cluster.ownership import KEYS, Clustered
-from sluiceway.core.group.group_records import Token, owners
+from sluiceway.core.group.group_records import LoadReport, Token, owners
 from sluiceway.core.group.load_balance import PACE, reports_of
 from sluiceway.core.queue.partition_load import Counts
+from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.cluster.cluster_rig import STEADY
 
@@ -48,6 +50,10 @@ class Instance:
         self.balancer = LoadBalancer(self.ownership, self.meta, lambda: [driver], PACE._replace(looks=2))
 
 
+async def unavailable() -> dict[str, LoadReport]:
+    raise StoreUnavailableError("the meta store cannot be reached")
+
+
 def test_busy_partitions_of_one_instance_are_parted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0)
     monkeypatch.setattr(load_balancer, "system", SimpleNamespace(steady=lambda: clock.now))
@@ -76,6 +82,13 @@ def test_busy_partitions_of_one_instance_are_parted(monkeypatch: pytest.MonkeyPa
         assert look.round.trigger == "loads are uneven"
         assert Counter(owners(look).values()) == {a.ownership.name: 4, b.ownership.name: 4}
         assert reports_of(await meta.read(prefixes=[KEYS.loads]), KEYS).keys() == {a.ownership.name, b.ownership.name}
+        view = Instances(b.ownership, lambda: ())
+        shown = {each.name: each for each in (await view.with_loads()).instances}
+        assert 0 < (shown[a.ownership.name].load or 0) < 1
+        # Once more without the meta store: what was known.
+        monkeypatch.setattr(b.ownership, "reports", unavailable)
+        monkeypatch.setattr(instance_view, "REPORTS_KEPT", 0)
+        assert {each.name: each.load for each in (await view.with_loads()).instances} == {name: each.load for name, each in shown.items()}
         for each in (a, b):
             await each.ownership.leave()
         assert not (await meta.read(prefixes=[KEYS.loads])).entries

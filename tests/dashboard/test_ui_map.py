@@ -280,6 +280,27 @@ def test_a_server_that_is_alone_says_so(server: Running) -> None:
     assert 'role="alert"' in page(server, "/instances", queue="none")
 
 
+def test_zones_loads_and_pins_are_shown() -> None:
+    items = [
+        {"instance": "a", "here": True, "state": "alive", "partitions": 3, "release": "1", "address": None, "joined_at": None}
+        | {"zone": "east", "load": 0.246},
+        {"instance": "b", "here": False, "state": "alive", "partitions": 3, "release": "1", "address": None, "joined_at": None}
+        | {"zone": None, "load": None},
+    ]
+    pins = [
+        {"queue_name": "orders", "partition": 7, "instance": None, "zone": "east"},
+        {"queue_name": "orders", "partition": 8, "instance": EVIL, "zone": None},
+    ]
+    cluster = {"items": items, "strategy": "rounds", "era": 2, "level": 11, "reachable_level": 11, "round": None, "parameters": None}
+    facts: dict[str, Any] = {"refused": None, "queues": [], "queue_name": "", "shares": None, "most": 3}
+    text = Pages().html("instances.html", facts | {"cluster": cluster | {"pins": pins}})
+    assert '<td class="n">25 %</td><td>east</td>' in text
+    assert '<td class="n">–</td><td>–</td>' in text
+    assert '<td class="n">7</td><td>zone east</td>' in text
+    assert "<img src=x" not in text
+    assert "Pinned partitions" not in Pages().html("instances.html", facts | {"cluster": cluster | {"pins": []}})
+
+
 @pytest.mark.parametrize("partition", ["one", "-1", "²", "9" * 5_000])
 def test_what_is_no_partition_is_refused_in_words(server: Running, partition: str) -> None:
     assert "is not a whole number of at least 0" in html.unescape(page(server, "/rounds", queue=server.queue(), partition=partition))

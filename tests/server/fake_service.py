@@ -70,6 +70,9 @@ class FakeInstances:
     def cluster(self) -> ClusterInfo:
         return cast(ClusterInfo, self.script.pop(0))
 
+    async def with_loads(self) -> ClusterInfo:
+        return self.cluster()
+
     async def rounds(self, limit: int) -> Sequence[SealedRound]:
         return cast("Sequence[SealedRound]", self.script.pop(0))[:limit]
 

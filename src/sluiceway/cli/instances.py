@@ -27,12 +27,12 @@ def list_(session: Session) -> None:
     rows = [
         (
             *("*" if each.here else "", each.instance, each.address or "-", each.state, each.silent_for),
-            *(each.zone or "-", _moment(each.joined_at), each.partitions),
+            *(each.zone or "-", _moment(each.joined_at), each.partitions, "-" if each.load is None else f"{each.load:.0%}"),
         )
         for each in found.items
     ]
-    columns = ("", "instance", "address", "state", "silent for", "zone", "joined", "partitions")
-    session.print(found, table(columns, rows, right=("partitions",)))
+    columns = ("", "instance", "address", "state", "silent for", "zone", "joined", "partitions", "load")
+    session.print(found, table(columns, rows, right=("partitions", "load")))
     if not session.as_json:
         last = f"; last round {found.round.number}: {printable(found.round.trigger.encode())}" if found.round else ""
         click.echo(f"strategy {found.strategy}, era {found.era}{last}", err=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,12 +12,14 @@ from dataclasses import replace
 import msgspec
 
 from sluiceway import __version__
+from sluiceway.adapters import system
 from sluiceway.cluster.ownership import Ownership, item_of, partition_of
 from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.core.group.group_records import (
     MAX_MEMBERS,
     PATIENCE,
     GroupView,
+    LoadReport,
     MemberRecord,
     Parameters,
     Pin,
@@ -27,6 +31,7 @@ from sluiceway.core.group.group_records import (
     owners,
 )
 from sluiceway.core.group.levels import understood
+from sluiceway.core.group.load_balance import INSTANCE
 from sluiceway.core.queue.routing import HERE, Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.compatibility import KNOWN, NEWEST
@@ -39,6 +44,11 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 
+REPORTS_KEPT: Millis = 5_000
+"""How long reports of loads are shown before they are read again: instances write them every 15 s at most."""
+PATIENCE_FOR_REPORTS: Millis = 500
+"""How long a list of the instances waits for them: it is wanted most when the meta store does not answer."""
+
 
 class Instances:
     """View of the cluster from this instance. Its knowledge of others may be as old as the last look: a second or less."""
@@ -49,6 +59,8 @@ class Instances:
         self._ownership = ownership
         self._queues = queues
         self._audit = audit
+        self._reports: Mapping[str, LoadReport] = {}
+        self._reports_at: Millis | None = None
 
     def owner(self, record: QueueRecord, partition: int) -> Peer | None:
         """Return the owner of the partition, also this instance under its own name; None if it has no owner at the moment."""
@@ -84,6 +96,22 @@ class Instances:
             resource.load_moves,
             self._pins(resource.pins),
         )
+
+    async def with_loads(self) -> ClusterInfo:
+        """The same, with what the instances have reported of their loads; without, if the meta store does not answer soon."""
+        now = system.steady()
+        if not self._ownership.is_alone and (self._reports_at is None or now - self._reports_at >= REPORTS_KEPT):
+            self._reports_at = now
+            with contextlib.suppress(StoreUnavailableError, TimeoutError):
+                async with asyncio.timeout(PATIENCE_FOR_REPORTS / 1000):
+                    self._reports = await self._ownership.reports()
+        found = self.cluster()
+        for each in found.instances:
+            report = self._reports.get(each.name)
+            if report is not None:
+                each.load = round(sum(report.loads.values()) / INSTANCE, 3)
+                each.items, each.bytes = report.items, report.bytes
+        return found
 
     def _pins(self, pins: Mapping[str, Pin]) -> list[PinInfo]:
         """The pins of partitions whose queues this instance knows, by queue and number."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from sluiceway.adapters import system
 from sluiceway.cluster.ownership import KEYS, Clustered, item_of
 from sluiceway.core.group.group_records import MAX_REPORTED, GroupView, LoadReport
-from sluiceway.core.group.load_balance import PACE, Balancer, Pace, decides, noticeable, open_round, reports_of
+from sluiceway.core.group.load_balance import PACE, Balancer, Pace, decides, noticeable, open_round
 from sluiceway.core.queue.partition_load import Counts, PartitionMeter
 from sluiceway.kernel.clock import Millis
 from sluiceway.local.queue_driver import QueueDriver
@@ -35,6 +35,11 @@ class LoadBalancer:
         self._reported: LoadReport | None = None
         self._look_at = system.steady() + pace.look
 
+    @property
+    def load(self) -> int:
+        """The load of this instance's partitions, in millionths of what an instance can do."""
+        return round(self._meter.total().load)
+
     async def run(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE / 1000)
@@ -58,8 +63,7 @@ class LoadBalancer:
         self._look_at = now + self._pace.look
         self._report(look)
         if self._ownership.holds() and decides(look, self._ownership.name):
-            reports = reports_of(await self._meta.read(prefixes=[KEYS.loads]), KEYS)
-            swaps = self._balancer.decide(now, look, reports)
+            swaps = self._balancer.decide(now, look, await self._ownership.reports())
             if swaps:
                 writes = open_round(look, KEYS, swaps)
                 log.info("moving %s partitions to level the loads", len(swaps))

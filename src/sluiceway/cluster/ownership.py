@@ -17,6 +17,7 @@ from sluiceway.core.group.group_records import (
     GroupView,
     Keys,
     Level,
+    LoadReport,
     Parameters,
     Pin,
     Resource,
@@ -31,6 +32,7 @@ from sluiceway.core.group.group_records import (
 )
 from sluiceway.core.group.item_placement import begin, limit, pin, place, remove
 from sluiceway.core.group.levels import admits
+from sluiceway.core.group.load_balance import reports_of
 from sluiceway.core.group.plan import UNLIMITED
 from sluiceway.core.queue.routing import HERE, Peer
 from sluiceway.core.queue.scaling_policy import wanted
@@ -126,6 +128,10 @@ class Ownership(Protocol):
 
     async def rounds(self) -> list[SealedRound]:
         """The last rounds, newest first. Raises StoreUnavailableError."""
+        ...
+
+    async def reports(self) -> dict[str, LoadReport]:
+        """What the instances have reported of their loads, by name. Raises StoreUnavailableError."""
         ...
 
     async def start(self, meta: MetaStore, tell: OwnershipListener) -> None: ...
@@ -241,6 +247,9 @@ class SoleOwnership:
 
     async def rounds(self) -> list[SealedRound]:
         return []
+
+    async def reports(self) -> dict[str, LoadReport]:
+        return {}
 
     async def start(self, meta: MetaStore, tell: OwnershipListener) -> None:
         self._token = await take_grant(meta)
@@ -495,3 +504,7 @@ class Clustered:
     async def rounds(self) -> list[SealedRound]:
         assert self._meta is not None, "it is started first"
         return rounds_of(await self._meta.read(prefixes=[KEYS.history]), KEYS)
+
+    async def reports(self) -> dict[str, LoadReport]:
+        assert self._meta is not None, "it is started first"
+        return reports_of(await self._meta.read(prefixes=[KEYS.loads]), KEYS)

@@ -41,6 +41,15 @@ class Instance(Answer, frozen=True, kw_only=True):
         None
     )
     zone: Annotated[str | None, about("Its failure domain (`cluster.zone`); null: none.")] = None
+    load: Annotated[
+        float | None,
+        about(
+            "What its partitions take of what an instance can do on the machine on which that was measured: 1.0 is all of it. An average "
+            "over 30 s, as it last reported it; changes of less than a tenth are not reported. Null: not known."
+        ),
+    ] = None
+    items_per_second: Annotated[int | None, about("Items produced, leased and completed there; null: not known.")] = None
+    bytes_per_second: Annotated[int | None, about("Bytes of items written there; null: not known.")] = None
 
 
 class LastRound(Answer, frozen=True, kw_only=True):

@@ -28,6 +28,10 @@ class InstanceInfo:
     levels: Levels | None = None
     zone: str = ""
     """Its failure domain; empty: none."""
+    load: float | None = None
+    """What its partitions take of what an instance can do, as it last reported; None: not known. `items`, `bytes`: per second."""
+    items: int | None = None
+    bytes: int | None = None
 
 
 @dataclass(slots=True)

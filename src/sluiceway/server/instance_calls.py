@@ -68,7 +68,7 @@ class InstanceCalls:
     async def _list(self, request: Request) -> Body:
         _check_right(request)
         decode_no_fields(request.body)
-        return json_instances.instance_list(self._service.instances.cluster())
+        return json_instances.instance_list(await self._service.instances.with_loads())
 
     async def _update(self, request: Request) -> Body:
         call = json_instances.decode_instances_update(request.body)

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sluiceway.contract.instance_answers import InstanceState
+from sluiceway.core.group.load_balance import INSTANCE
 from sluiceway.instance.service import Service
 
 
@@ -38,6 +39,13 @@ class ClusterMetrics(Collector):
         lapses.add_metric([], instances.lapses)
         yield lapses
         yield _gauge("round", "Number of the last assignment round.", seen.round.number if seen.round else 0)
+        balancer = self._service.load_balancer
+        load = 0 if balancer is None else balancer.load / INSTANCE
+        yield _gauge("load", "What this instance's partitions take of what an instance can do: 1 is all of it.", load)
+        moves = CounterMetricFamily("sluiceway_cluster_load_moves", "Partitions that the cluster has moved to level loads.")
+        look = self._service.ownership.look
+        moves.add_metric([], look.plan.swapped if look is not None and look.plan is not None else 0)
+        yield moves
         members = GaugeMetricFamily("sluiceway_cluster_instances", "Instances by state, as seen by this instance.", labels=["state"])
         for state in get_args(InstanceState):
             members.add_metric([state], sum(each.state == state for each in seen.instances))

@@ -90,6 +90,9 @@ def _instance(info: InstanceInfo) -> answers.Instance:
         release=info.release or None,
         levels=list(info.levels) if info.levels else None,
         zone=info.zone or None,
+        load=info.load,
+        items_per_second=info.items,
+        bytes_per_second=info.bytes,
     )
 
 
