@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from simulation import tasks_actor, tasks_checks
 from simulation.planting import Bug, shelf
+from simulation.tasks_actor import Actor
 from simulation.tasks_stream import Positions
 from sluiceway.core.group import task_fold, task_member
 from sluiceway.core.group.task_leader import Division
-from sluiceway.core.group.task_member import BrokenOff, Effect, Ended, Opened, Prepared, Stop, TaskMember
+from sluiceway.core.group.task_member import BrokenOff, Cross, Effect, Ended, Opened, Prepared, Reached, Stop, TaskMember
 from sluiceway.core.group.task_state import Entry, Finish, Partition, Release, Seeds, Snapshot, State, Supersede
 
 ABLATIONS: list[Bug] = []
@@ -47,6 +48,57 @@ def no_number_of_the_opening(original: Any) -> Any:
 def no_grant_on_cancel(original: Any) -> Any:
     """A cancelled move leaves the grant as it was."""
     return lambda partition, seq: replace(partition, to="")
+
+
+@ablation(task_member, "may_cross")
+def no_wait_at_a_barrier(original: Any) -> Any:
+    """A partition goes on past a barrier, whether the sources of its keys have come to theirs or not."""
+    return lambda state, token: True
+
+
+@ablation(task_fold, "_hand_over")
+def no_handing_over_before_the_wait(original: Any) -> Any:
+    """A partition hands over only what it need not wait for: those that exchange keys wait for each other."""
+    return lambda state, record: state if record.takes else original(state, record)
+
+
+@ablation(TaskMember, "_fare")
+def no_wait_after_a_restart(original: Any) -> Any:
+    """A reader that finds its barrier reported by an earlier reader goes on."""
+
+    def fare(self: Any, event: Any, now: int) -> Iterator[Effect]:
+        yield from original(self, event, now)
+        partition = self.state.partitions.get(event.token)
+        if isinstance(event, Reached) and partition is not None and partition.barrier >= event.mark:
+            yield Cross(event.token, event.grant, event.mark)
+
+    return fare
+
+
+@ablation(Actor, "_may_report")
+def no_commit_before_a_barrier(original: Any) -> Any:
+    """A source reports a barrier by what it has in memory, before that is committed."""
+    return lambda self, run, around: True
+
+
+# ---- bugs that Apache Beam's reader of Spanner had ----------------------------------------------------------------------
+
+
+@ablation(Actor, "_commit")
+def no_order_of_commits(original: Any) -> Any:
+    """Positions are written without waiting for the one before, and arrive in any order (Beam #36470)."""
+
+    def commit(self: Any, run: Any, around: Any) -> None:
+        original(self, run, around)
+        run.in_flight = False
+
+    return commit
+
+
+@ablation(Actor, "_children")
+def no_children_from_a_query_that_ended_early(original: Any) -> Any:
+    """A query that ends by its own limit, before it has told of the children, is taken for the partition's end (Beam #40232)."""
+    return lambda self, run, around: () if around.chance(0.1) else original(self, run, around)
 
 
 # ---- effective records --------------------------------------------------------------------------------------------------
@@ -189,6 +241,12 @@ def learns_of_children_after_the_end(original: Any) -> Any:
         return replace(verdict, partitions={token: each for token, each in verdict.partitions.items() if token != record.token})
 
     return supersede
+
+
+@bug(task_fold, "_is_ahead")
+def reaches_a_barrier_twice(original: Any) -> Any:
+    """A barrier that is reported again counts again."""
+    return lambda partition, mark: True
 
 
 # ---- snapshots and the watermark ------------------------------------------------------------------------------------------

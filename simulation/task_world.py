@@ -103,7 +103,8 @@ class TasksWorld:
         self.random = Random(seed)
         self.events = log
         self.weather = weather_of(self.random)
-        self.stream = Stream(self.random, self.weather.early, self.weather.steps)
+        moves = Random(f"moves {seed}")
+        self.stream = Stream(self.random, self.weather.early, self.weather.steps, moves if moves.random() < 0.5 else None)
         self.positions = Positions()
         self.log = TruthLog(self.stream, self.positions)
         self.preset: Preset = self.random.choice(["log-leader", "finisher-hint"])
@@ -158,6 +159,8 @@ class TasksWorld:
         check(not left, f"L2: {left} are left at the end of the stream")
         missing = sorted(self.stream.parts.keys() - self.log.finished)
         check(not missing, f"L1: {missing} have not finished")
+        state = self.log.state
+        check(not state.given and not state.awaited, f"L7: handoffs are left: {state.given} given, {state.awaited} awaited")
         self.log.check_restore()
 
     def after(self, delay: Millis, act: Callable[[], None]) -> None:

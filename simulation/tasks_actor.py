@@ -8,13 +8,14 @@ from typing import Protocol
 
 from simulation.promises import check
 from simulation.tasks_checks import TruthLog
-from simulation.tasks_stream import Fence, Positions, Stream, index_of
+from simulation.tasks_stream import Barrier, Fence, Part, Positions, Stream, index_of
 from sluiceway.core.group.task_fold import restore
 from sluiceway.core.group.task_member import (
     Alarm,
     Append,
     AskSeeds,
     BrokenOff,
+    Cross,
     Effect,
     Ended,
     Event,
@@ -23,6 +24,7 @@ from sluiceway.core.group.task_member import (
     LeaveGroup,
     Open,
     Opened,
+    Reached,
     Read,
     Restored,
     SeedsFound,
@@ -33,6 +35,7 @@ from sluiceway.core.group.task_member import (
 )
 from sluiceway.core.group.task_state import Record
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.task_records import AnnouncedPartition
 
 
 class Around(Protocol):
@@ -70,6 +73,10 @@ class Run:
     in_flight: bool = False
     """A commit's outcome is pending. The reader keeps running until it is known."""
     refused: bool = False
+    told: int = 0
+    """Mark of the last barrier that it has told its member of."""
+    crossed: int = 0
+    """Mark of the last barrier that it was let past."""
 
 
 @dataclass
@@ -140,6 +147,8 @@ class Actor:
                 self._open(effect, around)
             case Read():
                 self._begin_reading(effect, around)
+            case Cross():
+                self._cross(effect, around)
             case Stop():
                 self._stop(effect, around)
             case JoinGroup():
@@ -204,6 +213,12 @@ class Actor:
             return
         run.reading, run.index, run.kept = True, index, index
 
+    def _cross(self, effect: Cross, around: Around) -> None:
+        around.note(self.name, "crosses", *effect)
+        run = self.runs.get((effect.token, effect.grant))
+        if run is not None:
+            run.crossed = effect.mark
+
     def _stop(self, effect: Stop, around: Around) -> None:
         run = self.runs.get((effect.token, effect.grant))
         if run is None:
@@ -232,12 +247,41 @@ class Actor:
             return
         if not run.stop:
             around.log.check_reading(self.name, *key)
-            run.index = min(part.records, run.index + around.some(4))
-        at_end = run.index == part.records and around.stream.ends(run.token)
-        if at_end and run.kept == run.index == around.positions.committed.get(run.token, 0):
-            self._over(run, Ended(*key, around.stream.children(run.token), part.end))
-        elif run.stop or run.index == part.records or around.chance(0.3):
+            self._take(run, part, around)
+        barrier = self._barrier(run, part)
+        held = barrier is not None and barrier.records == run.index
+        at_end = run.index == part.records and around.stream.ends(run.token) and not held
+        if at_end and self._is_kept(run, around):
+            self._over(run, Ended(*key, self._children(run, around), part.end))
+        elif held and barrier is not None and not run.stop and self._may_report(run, around):
+            self._reach(run, barrier)
+        elif run.stop or held or run.index == part.records or around.chance(0.3):
             self._commit(run, around)
+
+    def _take(self, run: Run, part: Part, around: Around) -> None:
+        """Read some records, up to the next barrier."""
+        barrier = self._barrier(run, part)
+        end = min(part.records if barrier is None else barrier.records, run.index + around.some(4))
+        around.log.check_order(run.token, run.index, end)
+        run.index = end
+
+    def _barrier(self, run: Run, part: Part) -> Barrier | None:
+        """The next barrier that the reader was not let past. One that an earlier reader was let past shows up again at the position."""
+        return next((each for each in part.barriers if each.records >= run.index and each.mark > run.crossed), None)
+
+    def _is_kept(self, run: Run, around: Around) -> bool:
+        return run.kept == run.index == around.positions.committed.get(run.token, 0)
+
+    def _may_report(self, run: Run, around: Around) -> bool:
+        return self._is_kept(run, around)
+
+    def _children(self, run: Run, around: Around) -> tuple[AnnouncedPartition, ...]:
+        return around.stream.children(run.token)
+
+    def _reach(self, run: Run, barrier: Barrier) -> None:
+        if run.told < barrier.mark:
+            run.told = barrier.mark
+            self.mail.append(Reached(run.token, run.grant, barrier.mark, barrier.gives, barrier.takes))
 
     def _commit(self, run: Run, around: Around) -> None:
         if run.kept == run.index and run.index:

@@ -9,7 +9,7 @@ from simulation.promises import check
 from simulation.tasks_stream import Positions, Stream
 from sluiceway.core.group.task_fold import fold, judge, restore, trimmable, watermark
 from sluiceway.core.group.task_leader import divide
-from sluiceway.core.group.task_state import Decision, Entry, Finish, Record, Release, Seeds, State, Term, decode, encode
+from sluiceway.core.group.task_state import Decision, Entry, Finish, Reach, Record, Release, Seeds, State, Term, decode, encode
 from sluiceway.kernel.clock import Millis
 
 
@@ -52,12 +52,14 @@ class TruthLog:
         self._check_author(author, before, record)
         self._check_grants(before, after, seq)
         self._check_lives(before, after, record)
+        if isinstance(record, Reach):
+            self._check_reached(record)
         self.check_watermark(isinstance(record, Seeds))
         return True
 
     def _check_author(self, author: str, before: State, record: Record) -> None:
         match record:
-            case Release() | Finish():
+            case Release() | Finish() | Reach():
                 owner = before.partitions[record.token].owner if record.token in before.partitions else ""
                 check(author == owner, f"S11: {author} says what becomes of {record.token}, which is {owner}'s: {record}")
             case Term():
@@ -103,6 +105,14 @@ class TruthLog:
         missing = sorted(set(part.children) - self.born)
         check(not missing, f"S5: {token} has finished, and its children {missing} are lost")
 
+    def _check_reached(self, record: Reach) -> None:
+        barrier = next(each for each in self.stream.parts[record.token].barriers if each.mark == record.mark)
+        kept = self.positions.committed.get(record.token, 0)
+        check(
+            kept >= barrier.records,
+            f"S16: {record.token} has reached the barrier after {barrier.records} records, and {kept} are committed",
+        )
+
     def _check_removal(self, token: str, after: State) -> None:
         self.gone.add(token)
         waiting = [child for child in self.stream.parts[token].children if child in after.partitions and after.partitions[child].waits]
@@ -119,6 +129,13 @@ class TruthLog:
         giver = self.givers.get((token, grant))
         check(giver == name, f"S1: {name} reads {token} under {grant}, which is {giver}'s")
         check((token, grant) not in self.released, f"S12: {name} reads {token} under {grant}, which it has released")
+
+    def check_order(self, token: str, first: int, end: int) -> None:
+        """Check that what came before these records, of the same keys, in other partitions, is committed."""
+        for index in range(first, end):
+            other, before = self.stream.parts[token].earlier.get(index, (token, -1))
+            kept = self.positions.committed.get(other, 0)
+            check(kept > before, f"S15: {token} is read at {index}, after record {before} of {other}, of which {kept} are committed")
 
     def check_fold(self, state: State) -> None:
         check(state == self.history[state.seq], f"S8: not all have the same state after {state.seq}")
@@ -162,6 +179,8 @@ class TruthLog:
             return "L6: somebody has not read the log"
         if any(each.to for each in state.partitions.values()):
             return "L5: a move has not ended"
+        if state.awaited:
+            return f"L7: somebody waits at a barrier: {state.awaited}"
         if any(each.phase == "ready" for each in state.partitions.values()):
             return "L1: something is ready and nobody's"
         counts = Counter(dict.fromkeys(state.members, 0))

@@ -1,4 +1,7 @@
-"""Change stream for simulated tasks, whose partitions split, merge and succeed one another, and a position store with fencing."""
+"""Change stream for simulated tasks, whose partitions split, merge and succeed one another, and a position store with fencing.
+
+Keys belong to partitions. Children get those of their parents; and in some streams keys pass between partitions that both go on.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,15 @@ from sluiceway.model.task_records import AnnouncedPartition
 POINTS = ("", "first", "late")
 
 
+class Barrier(NamedTuple):
+    """A point of a partition, after so many records, at which keys come or go. Its mark is the time."""
+
+    records: int
+    mark: Millis
+    gives: tuple[str, ...]
+    takes: tuple[str, ...]
+
+
 @dataclass
 class Part:
     """True content of a partition: `records` records, one per millisecond from `base` on, then the end."""
@@ -27,10 +39,20 @@ class Part:
     children: list[str] = field(default_factory=list)
     early: bool = False
     """Whether its children are known before it ends."""
+    alone_from: Millis = 0
+    """When the last of its ancestors has ended. It has keys of theirs, and handoffs, from then on."""
+    barriers: list[Barrier] = field(default_factory=list)
+    earlier: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """By record: the partition and the index of its key's last record before, where that is in another partition."""
 
     @property
     def end(self) -> Millis:
         return self.base + self.records
+
+    @property
+    def over(self) -> Millis:
+        """When it and all of its ancestors have ended."""
+        return max(self.end, self.alone_from)
 
     @property
     def born(self) -> AnnouncedPartition:
@@ -40,8 +62,10 @@ class Part:
 class Stream:
     """Finite tree of partitions. `held`: partitions without children do not end yet."""
 
-    def __init__(self, random: Random, early: float = 0.2, steps: int = 0) -> None:
+    def __init__(self, random: Random, early: float = 0.2, steps: int = 0, moves: Random | None = None) -> None:
+        """`moves`: keys pass between partitions that go on, which are longer then."""
         self.early = early
+        self._stretch = 1 if moves is None else moves.choice([2, 3])
         self.parts: dict[str, Part] = {}
         self.held = True
         self.late = random.random() < 0.3
@@ -57,12 +81,20 @@ class Stream:
             parents, leaves = leaves[:merged], leaves[merged:]
             children = 1 if merged > 1 and random.random() < 0.7 else random.randrange(1, 4)
             leaves += [self._new(random, parents, "") for _ in range(children)]
+        if moves is not None:
+            keys_pass(self.parts, moves)
 
     def _new(self, random: Random, parents: tuple[Part, ...] | list[Part], point: str) -> Part:
         base = min((parent.end for parent in parents), default=random.randrange(1_000, 1_010)) + random.randrange(3)
         token = f"p{next(self._names)}"
         part = Part(
-            token, tuple(parent.token for parent in parents), random.choice([0, 1, 3, 6]), base, point, early=random.random() < self.early
+            token,
+            tuple(parent.token for parent in parents),
+            random.choice([0, 1, 3, 6]) * self._stretch,
+            base,
+            point,
+            early=random.random() < self.early,
+            alone_from=max([base, *(parent.over for parent in parents)]),
         )
         for parent in parents:
             parent.children.append(token)
@@ -79,6 +111,62 @@ class Stream:
 
     def ends(self, token: str) -> bool:
         return bool(self.parts[token].children) or not self.held
+
+
+def keys_pass(parts: dict[str, Part], random: Random) -> None:
+    """Let keys pass between partitions, with barriers at both ends, and give each record a key."""
+    passes: dict[Millis, set[tuple[str, str]]] = {}
+    end = max(part.end for part in parts.values())
+    late = _late(parts)
+    for _ in range(random.choice([2, 6, 12, 24])):
+        at = random.randrange(1_000, end + 1)
+        there = [token for token, part in parts.items() if part.alone_from <= at < part.end]
+        for _ in range(random.choice([1, 1, 2, 4]) if len(there) > 1 else 0):
+            source, target = random.sample(there, 2)
+            # Nothing waits for what is known late: the group could not come to rest before.
+            if source not in late or target in late:
+                passes.setdefault(at, set()).add((source, target))
+    for at in sorted(passes):
+        for token in sorted({token for pair in passes[at] for token in pair}):
+            gives = tuple(sorted(_handoff(*pair, at) for pair in passes[at] if pair[0] == token))
+            takes = tuple(sorted(_handoff(*pair, at) for pair in passes[at] if pair[1] == token))
+            parts[token].barriers.append(Barrier(at - parts[token].base + 1, at, gives, takes))
+    _give_keys(parts, passes, random)
+
+
+def _late(parts: dict[str, Part]) -> set[str]:
+    """Seeds that are known late, and their descendants."""
+    late: set[str] = set()
+    for token, part in parts.items():
+        if part.point == POINTS[2] or late.intersection(part.parents):
+            late.add(token)
+    return late
+
+
+def _handoff(source: str, target: str, at: Millis) -> str:
+    return f"{source}>{target}@{at}"
+
+
+def _give_keys(parts: dict[str, Part], passes: dict[Millis, set[tuple[str, str]]], random: Random) -> None:
+    """Follow the keys through time. Whatever is read of a key follows its last record before."""
+    owned = {token: {f"{token}-{number}" for number in range(4)} if part.point else set[str]() for token, part in parts.items()}
+    last: dict[str, tuple[str, int]] = {}
+    for at in range(1_000, max(part.over for part in parts.values()) + 1):
+        for token, part in parts.items():
+            if part.over == at:
+                for key in sorted(owned.pop(token)):
+                    if part.children:
+                        owned[random.choice(part.children)].add(key)
+            elif part.alone_from <= at < part.end and owned[token]:
+                key, index = random.choice(sorted(owned[token])), at - part.base
+                if key in last and last[key][0] != token:
+                    part.earlier[index] = last[key]
+                last[key] = token, index
+        moving = {pair: random.choice(sorted(owned[pair[0]])) for pair in sorted(passes.get(at, ())) if owned[pair[0]]}
+        for (source, target), key in moving.items():
+            if key in owned[source]:
+                owned[source].discard(key)
+                owned[target].add(key)
 
 
 def index_of(position: str) -> int:

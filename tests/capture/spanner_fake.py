@@ -42,6 +42,8 @@ class FakeSpanner:
         self.mutable, self.cut = mutable, False
         self.partitions = {token: FakePartition(token, START) for token in tokens}
         self._begun, self._ticked = monotonic_ns(), START
+        self.withheld = False
+        """Queries that have an end do not tell of the children of a partition that has ended."""
         self.kept_from = START
         """What is older has been dropped."""
         self.queries: list[tuple[str | None, str, str | None]] = []
@@ -106,9 +108,9 @@ class FakeSpanner:
         self._append(token, at, {"partition_start_record": start})
         return at
 
-    def move(self, source: str, target: str) -> Nanos:
+    def move(self, source: str, target: str, at: Nanos | None = None) -> Nanos:
         """Mutable: keys move between two partitions that are there."""
-        at = self.tick()
+        at = at or self.tick()
         told = {"commit_timestamp": format_time(at), "record_sequence": "00000002"}
         moves_out = {"partition_token": source, "move_in_events": [], "move_out_events": [{"destination_partition_token": target}]}
         moves_in = {"partition_token": target, "move_in_events": [{"source_partition_token": source}], "move_out_events": []}
@@ -198,6 +200,8 @@ class FakeSpanner:
         while True:
             changed, now = self._changed, self.time
             there = sorted((each for each in partition.records[told:]), key=lambda each: each[0])
+            if self.withheld and last is not None:
+                there = [each for each in there if "child_partitions_record" not in each[1]]
             for _, together in itertools.groupby(there, key=lambda each: each[0]):
                 several = list(together)
                 told += len(several)

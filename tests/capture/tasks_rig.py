@@ -17,7 +17,7 @@ import pyarrow as pa
 from simulation.network_link import Link, NoAnswerError, NotSentError
 from simulation.promises import check
 from sluiceway.model.task_records import CHANGES, AnnouncedPartition
-from sluiceway.ports.change_stream import Batch, BrokenOffError, End, SeedsUpto, StaleBatchError, UnknownPositionError
+from sluiceway.ports.change_stream import Barrier, Batch, BrokenOffError, End, SeedsUpto, StaleBatchError, UnknownPositionError
 
 T = TypeVar("T")
 PATIENCE = 2_000
@@ -39,6 +39,14 @@ class Part:
     """The stream was told that everything up to there is safe, and has dropped it."""
     given: set[tuple[str, str]] = field(default_factory=set)
     """The batches that it gave: from where to where."""
+    gives: dict[int, set[str]] = field(default_factory=dict)
+    """By the number of records before it, a barrier: partitions to which key ranges go."""
+    takes: dict[int, set[str]] = field(default_factory=dict)
+    """The same, for those from which they come."""
+
+    def barrier(self, start: int, crossed: bool) -> int | None:
+        """Number of records before the next barrier."""
+        return min((at for at in self.gives.keys() | self.takes.keys() if at > start or (at == start and not crossed)), default=None)
 
     @property
     def born(self) -> AnnouncedPartition:
@@ -88,6 +96,17 @@ class Script:
             leaves += [new(parents) for _ in range(1 if len(parents) > 1 and random.random() < 0.7 else random.randrange(1, 4))]
         return script
 
+    @classmethod
+    def crossing(cls, random: Random, count: int = 4, records: int = 40) -> Script:
+        """Partitions without children, between which key ranges pass after as many records of each."""
+        script = cls([Part(f"p{number}", (), records, 1) for number in range(count)])
+        for _ in range(random.choice([4, 12, 24])):
+            source, target = random.sample(list(script.parts), 2)
+            at = random.randrange(1, records + 1)
+            script.parts[source].gives.setdefault(at, set()).add(target)
+            script.parts[target].takes.setdefault(at, set()).add(source)
+        return script
+
     def ancestors(self, token: str) -> set[str]:
         above = set(self.parts[token].parents)
         return above.union(*(self.ancestors(parent) for parent in above))
@@ -107,21 +126,30 @@ class Script:
         part, start = self.parts[token], self._index(token, position)
         if start < part.safe:
             raise UnknownPositionError(f"{token} was told that everything up to {part.safe} is safe, and is asked for {start}")
-        stop = min(part.records, start + limit) if upto is None else self._index(token, upto)
+        held = part.barrier(start, position.endswith("+")) if upto is None else None
+        most = part.records if held is None else min(held, part.records)
+        stop = min(most, start + limit) if upto is None else self._index(token, upto)
         if upto is not None and self.alone:
             check((position, upto) in part.given, f"{token} never gave a batch from {position} to {upto}")
         children = tuple(self.parts[child].born for child in part.children)
-        ends = stop == part.records and (bool(children) or not self.held)
+        barrier = self._barrier(part, stop) if stop == held else None
+        ends = stop == part.records and (bool(children) or not self.held) and barrier is None
         end = End(children, BASE + part.records) if ends else None
         if stop > start:
             part.given.add((position, f"{token}:{stop}"))
-        return Batch(_records(part, start, stop), f"{token}:{stop}" if stop > start else None, BASE + stop, 0, () if end else children, end)
+        now = f"{token}:{stop}" if stop > start else None
+        return Batch(_records(part, start, stop), now, BASE + stop, 0, () if end else children, end, barrier)
+
+    def _barrier(self, part: Part, at: int) -> Barrier:
+        gives = tuple(f"{part.token}>{target}@{at}" for target in sorted(part.gives.get(at, ())))
+        takes = tuple(f"{source}>{part.token}@{at}" for source in sorted(part.takes.get(at, ())))
+        return Barrier(at, gives, takes, f"{part.token}:{at}+")
 
     def keep(self, token: str, position: str) -> None:
         self.parts[token].safe = max(self.parts[token].safe, self._index(token, position))
 
     def _index(self, token: str, position: str) -> int:
-        of, _, index = position.rpartition(":")
+        of, _, index = position.removesuffix("+").rpartition(":")
         if of != token or not index.isdigit() or int(index) > self.parts[token].records:
             raise UnknownPositionError(f"{token} has no position {position!r}")
         return int(index)
@@ -228,8 +256,14 @@ class Ledger:
             if index == 0:
                 late = [each for each in self._script.ancestors(token) if self.counts.get(each, 0) < self._script.parts[each].records]
                 check(not late, f"{token} is handed on before all of {late}")
+            self._check_sources(part, index)
             self.counts[token] = index + 1
             self.payloads.append(payload)
+
+    def _check_sources(self, part: Part, index: int) -> None:
+        for at, sources in part.takes.items():
+            late = [each for each in sources if at <= index and self.counts.get(each, 0) < at]
+            check(not late, f"record {index} of {part.token} is handed on before what was in {late} up to {at}")
 
     def stand(self, token: str, batch: int) -> None:
         """Somebody has written that batch."""

@@ -36,6 +36,10 @@ HABITS = Habits(heartbeat=1_000, hint=200)
 TIMING = Timing(snapshot=25, chores=1_000, forget=10_000, keep=60_000, seeds=1_000)
 
 
+def _index(position: str) -> int:
+    return int(position.rpartition(":")[2].removesuffix("+"))
+
+
 @dataclass(eq=False)
 class Member:
     process: Process
@@ -100,14 +104,14 @@ class World:
                 continue
             now = msgspec.json.decode(entry.value)
             token, position = now["token"], now["kept"].get("position")
-            index = 0 if position is None else int(position.rpartition(":")[2])
+            index = 0 if position is None else _index(position)
             handed_on = self.ledger.counts.get(token, 0)
             check(index <= handed_on, f"{token} is committed up to {index}, and handed on are {handed_on}")
             if old is not None:
                 then = msgspec.json.decode(old.value)
                 check(then["grant"] <= now["grant"], f"{token} goes back from grant {then['grant']} to {now['grant']}")
                 position = then["kept"].get("position")
-                check(position is None or int(position.rpartition(":")[2]) <= index, f"{token} goes back from {position} to {index}")
+                check(position is None or _index(position) <= index, f"{token} goes back from {position} to {index}")
                 self.commits += then["number"] == now["number"]
 
     def _check_said(self, record: Record, after: View) -> None:
@@ -122,7 +126,8 @@ class World:
                 ]
                 positions = [each["kept"].get("position") for each in kept]
                 whole = self.script.parts[record.token].records
-                check(not whole or positions == [f"{record.token}:{whole}"], f"{record.token} finishes when {positions} is committed")
+                kept_to = [None if position is None else _index(position) for position in positions]
+                check(not whole or kept_to == [whole], f"{record.token} finishes when {positions} is committed")
         match record:
             case Release() | Finish():
                 going = [each for each in self.reading if each[1:] == (record.token, record.grant)]

@@ -76,11 +76,11 @@ async def _healed(world: World) -> None:
     assert not any(member.runner.alarms for member in world.members)
 
 
-def whatever_befalls(seed: int) -> World:
+def whatever_befalls(seed: int, script: Script | None = None) -> World:
     random = Random(seed)
     roads = Roads(**vars(BAD)) if random.random() < 0.8 else Roads()
     preset = "finisher-hint" if random.random() < 0.5 else "log-leader"
-    world = World(seed, roads=roads, preset=preset)  # type: ignore[arg-type]
+    world = World(seed, script, roads=roads, preset=preset)  # type: ignore[arg-type]
 
     async def story(world: World) -> None:
         world.script.held = world.random.random() < 0.5
@@ -96,6 +96,28 @@ def whatever_befalls(seed: int) -> World:
 @pytest.mark.parametrize("seed", range(12))
 def test_every_record_once_whatever_befalls(seed: int) -> None:
     whatever_befalls(seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_keys_that_pass_between_partitions_keep_their_order_whatever_befalls(seed: int) -> None:
+    whatever_befalls(seed, Script.crossing(Random(seed)))
+
+
+def test_a_reader_at_a_barrier_hands_over_and_the_next_one_waits_there() -> None:
+    async def story(world: World) -> None:
+        source, target = world.script.parts["p0"], world.script.parts["p1"]
+        source.gives[10], target.takes[10], source.records = {"p1"}, {"p0"}, 5
+        world.start(), world.start()
+        await world.until(lambda: world.ledger.counts == {"p0": 5, "p1": 10} and len(world.states[1].members) == 2)
+        world.kill(owner_of(world, "p1"))
+        await asyncio.sleep(20)
+        assert world.ledger.counts == {"p0": 5, "p1": 10}
+        assert world.states[0].awaits("p1") == ("p0>p1@10",)
+        source.records = 400
+        world.script.held = False
+        await world.until(lambda: world.done)
+
+    World(5, long(2)).live(story)
 
 
 def test_what_nobody_needs_is_dropped() -> None:

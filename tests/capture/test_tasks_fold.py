@@ -18,6 +18,7 @@ from sluiceway.core.group.task_state import (
     Join,
     Leave,
     Move,
+    Reach,
     Record,
     Release,
     Seeds,
@@ -49,6 +50,8 @@ class FoldMachine(RuleBasedStateMachine):
         self.finished: set[str] = set()
         self.times: dict[str, int] = {}
         self.points = 0
+        self.reached: dict[tuple[str, int], Reach] = {}
+        """The barriers that count."""
         self.watermark = 0
         self.now = 1
 
@@ -181,6 +184,26 @@ class FoldMachine(RuleBasedStateMachine):
         hints = {born.token: to for born in children[:1]}
         return self.say(Finish(token, self.grant(token, behind), children, self.now, hints))
 
+    @rule(
+        target=said,
+        number=st.integers(0, 30),
+        mark=st.integers(1, 4),
+        behind=st.sampled_from([0, 0, 0, 1]),
+        gives=st.sets(st.integers(0, 30), max_size=2),
+        takes=st.sets(st.integers(0, 30), max_size=2),
+    )
+    def reach(self, number: int, mark: int, behind: int, gives: set[int], takes: set[int]) -> Record:
+        """A barrier, where the partition exchanges key ranges with any others."""
+        token = self.token(number)
+        out = tuple(f"{token}>{self.token(other)}@{mark}" for other in sorted(gives) if self.token(other) != token)
+        into = tuple(f"{self.token(other)}>{token}@{mark}" for other in sorted(takes) if self.token(other) != token)
+        record = Reach(token, self.grant(token, behind), mark, tuple(dict.fromkeys(out)), tuple(dict.fromkeys(into)))
+        if isinstance(judge(self.state, self.state.seq + 1, record), State):
+            self.reached.setdefault((token, mark), record)
+            record = self.reached[token, mark]
+            assert self.state.partitions[token].barrier < mark
+        return self.say(record)
+
     @rule(target=said, number=st.integers(0, 30), more=LITTLE, others=st.integers(0, 2))
     def supersede(self, number: int, more: int, others: int) -> Record:
         token = self.token(number)
@@ -223,6 +246,14 @@ class FoldMachine(RuleBasedStateMachine):
                 assert any(token in child.parents and child.waits for child in state.partitions.values())
 
     @invariant()
+    def a_target_waits_for_what_its_sources_have_not_given(self) -> None:
+        given = {handoff for record in self.reached.values() for handoff in record.gives}
+        taken = {handoff: record.token for record in self.reached.values() for handoff in record.takes}
+        assert self.state.awaited == {handoff: token for handoff, token in taken.items() if handoff not in given}
+        assert len(self.state.given) == len(set(self.state.given))
+        assert set(self.state.given) == given - taken.keys()
+
+    @invariant()
     def nothing_is_lost(self) -> None:
         assert self.born == self.state.partitions.keys() | self.gone
 
@@ -251,6 +282,7 @@ TestFold.settings = settings(stateful_step_count=60)
         Supersede(1, "p", (AnnouncedPartition("q", ("p",)),)),
         Release("p", 3),
         Finish("p", 3, (AnnouncedPartition("q", ("p",)),), 9, {"q": "a"}),
+        Reach("p", 3, 1_764_000_000_000_000_000, ("p>q",), ("r>p",)),
         Snapshot(State(seq=3, joined={"a": 1})),
     ],
     ids=lambda record: type(record).__name__,
@@ -263,6 +295,14 @@ def test_what_is_no_record_is_refused() -> None:
     for data in (b'["nonsense", 1]', b"{}", b'["join"]', b'["join", 1]'):
         with pytest.raises(msgspec.ValidationError):
             decode(data)
+
+
+def test_a_snapshot_from_before_there_were_barriers_is_read() -> None:
+    old = b'["snapshot",{"seq":7,"joined":{"a":1},"partitions":{"p":["p",[],"begin","owned",[],"a",5,"",10]}}]'
+    record = decode(old)
+    assert isinstance(record, Snapshot)
+    assert (record.state.partitions["p"].since, record.state.partitions["p"].barrier) == (10, 0)
+    assert (record.state.given, record.state.awaited) == ((), {})
 
 
 def test_fields_that_a_later_version_adds_are_passed_over() -> None:

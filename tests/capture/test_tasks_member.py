@@ -12,6 +12,7 @@ from sluiceway.core.group.task_member import (
     AskSeeds,
     BrokenOff,
     ChildrenFound,
+    Cross,
     Effect,
     Elected,
     Ended,
@@ -24,6 +25,7 @@ from sluiceway.core.group.task_member import (
     Opened,
     Pace,
     Prepared,
+    Reached,
     Read,
     SeedsFound,
     Stop,
@@ -39,6 +41,7 @@ from sluiceway.core.group.task_state import (
     Join,
     Leave,
     Move,
+    Reach,
     Record,
     Release,
     Seeds,
@@ -172,6 +175,44 @@ def test_a_reader_that_ends_while_it_is_to_stop_says_that_it_has_ended() -> None
     assert life.tell(Stopped("p", grant)) == []
     assert life.passes(100) == [Append(Finish("p", grant, children, 9))]
     assert life.hears(Finish("p", grant, children, 9)) == []
+
+
+def test_at_a_barrier_it_says_so_and_goes_on_when_the_log_shows_that_it_may() -> None:
+    life = Life()
+    grant = life.owns()
+    reached = Reached("p", grant, 5, ("p>q",), ("q>p",))
+    said = Append(Reach("p", grant, 5, ("p>q",), ("q>p",)))
+    assert life.tell(reached) == [said]
+    assert life.passes(99) == []
+    assert life.passes(1) == [said], "it may have been lost"
+    assert life.hears(Reach("p", grant, 5, ("p>q",), ("q>p",))) == []
+    assert life.passes(1_000) == []
+    life.hears(Seeds(1, "first", "second", (AnnouncedPartition("q"),)), Assign(1, {"q": "a"}))
+    assert life.hears(Reach("q", life.seq, 5, ("q>p",), ("p>q",))) == [Cross("p", grant, 5)]
+    assert life.passes(1_000) == []
+
+
+def test_a_reader_that_comes_to_a_barrier_again_waits_again() -> None:
+    life = Life()
+    old = life.owns()
+    life.tell(Reached("p", old, 5, (), ("q>p",)))
+    life.hears(Reach("p", old, 5, (), ("q>p",)))
+    assert life.tell(BrokenOff("p", old)) == []
+    assert life.passes(50) == [Open("p", old)]
+    life.tell(Opened("p", old, "17"))
+    assert life.tell(Reached("p", old, 5, (), ("q>p",))) == []
+    life.hears(Seeds(1, "first", "second", (AnnouncedPartition("q"),)), Assign(1, {"q": "a"}))
+    assert life.hears(Reach("q", life.seq, 5, ("q>p",))) == [Cross("p", old, 5)]
+    # One that was crossed by an earlier reader is no wait.
+    assert life.tell(Reached("p", old, 5, (), ("q>p",))) == [Cross("p", old, 5)]
+
+
+def test_a_reader_at_a_barrier_can_be_stopped() -> None:
+    life = Life()
+    grant = life.owns()
+    life.tell(Reached("p", grant, 5, (), ("q>p",)))
+    assert life.hears(Reach("p", grant, 5, (), ("q>p",)), Move(1, {"p": "a"})) == [Stop("p", grant)]
+    assert life.tell(Stopped("p", grant)) == [Append(Release("p", grant))]
 
 
 def test_who_is_dropped_stops_and_says_nothing_of_it() -> None:

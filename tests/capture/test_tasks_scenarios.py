@@ -1,8 +1,8 @@
-"""Twenty things that befall a group of tasks, one by one, told to the fold."""
+"""What befalls a group of tasks, one by one, told to the fold."""
 
 from __future__ import annotations
 
-from sluiceway.core.group.task_fold import fold, judge, restore, stuck, trimmable, watermark
+from sluiceway.core.group.task_fold import fold, judge, may_cross, restore, stuck, trimmable, watermark
 from sluiceway.core.group.task_leader import divide, hints, next_term
 from sluiceway.core.group.task_state import (
     Assign,
@@ -12,6 +12,7 @@ from sluiceway.core.group.task_state import (
     Join,
     Leave,
     Move,
+    Reach,
     Record,
     Release,
     Seeds,
@@ -312,6 +313,77 @@ def test_a_snapshot_of_what_has_not_been_said_yet_does_not_count() -> None:
     assert not log.say(Snapshot(State(seq=1_000)))
     assert trimmable(log.state) == 0
     assert restore(log.entries) == log.state
+
+
+# ---- barriers -----------------------------------------------------------------------------------------------------------
+
+
+def reach(log: Log, token: str, mark: int, gives: str = "", takes: str = "") -> bool:
+    """It comes to a barrier where it hands over to these, and takes over from those."""
+    out = tuple(f"{token}>{other}@{mark}" for other in gives)
+    into = tuple(f"{other}>{token}@{mark}" for other in takes)
+    return log.say(Reach(token, log.grant(token), mark, out, into))
+
+
+def waiting(log: Log) -> set[str]:
+    return {token for token in log.state.partitions if not may_cross(log.state, token)}
+
+
+def test_a_target_waits_until_its_source_has_come_as_far_whichever_comes_first() -> None:
+    log = Log("s", "t", given={"s": "a", "t": "b"})
+    assert reach(log, "t", 5, takes="s")
+    assert waiting(log) == {"t"}
+    assert log.state.awaits("t") == ("s>t@5",)
+    assert reach(log, "s", 5, gives="t")
+    assert not waiting(log)
+    assert reach(log, "s", 9, gives="t")
+    assert log.state.given == ("s>t@9",)
+    assert reach(log, "t", 9, takes="s")
+    assert not waiting(log)
+    rest = log.state
+    assert not rest.given
+    assert not rest.awaited
+
+
+def test_a_barrier_counts_once_and_only_under_the_grant() -> None:
+    log = Log("s", "t", given={"s": "a", "t": "b"})
+    assert not log.say(Reach("s", log.grant("s") - 1, 5, ("s>t@5",)))
+    assert reach(log, "s", 5, gives="t")
+    assert not reach(log, "s", 5, gives="t")
+    assert not reach(log, "s", 4, gives="t")
+    assert not log.say(Reach("x", 1, 5))
+    assert log.state.given == ("s>t@5",)
+
+
+def test_partitions_that_exchange_keys_at_one_moment_do_not_wait_for_each_other() -> None:
+    log = Log("p", "q", "r", given={"p": "a", "q": "b", "r": "c"})
+    assert reach(log, "p", 5, gives="q", takes="r")
+    assert reach(log, "q", 5, gives="r", takes="p")
+    assert waiting(log) == {"p"}
+    assert reach(log, "r", 5, gives="p", takes="q")
+    assert not waiting(log)
+
+
+def test_a_wait_outlives_the_target_s_reader_and_the_source_s_end() -> None:
+    log = Log("s", "t", given={"s": "a", "t": "b"})
+    assert reach(log, "t", 5, takes="s")
+    assert log.say(Leave("b"))
+    log.give(t="c")
+    assert waiting(log) == {"t"}
+    assert reach(log, "s", 5, gives="t")
+    assert reach(log, "s", 6, gives="t")
+    assert log.end("s", child("l", "s"))
+    assert reach(log, "t", 6, takes="s"), "what it gave is remembered, though it is gone"
+    assert not waiting(log)
+    assert "s" not in log.state.partitions
+
+
+def test_what_waits_for_a_handoff_that_never_comes_is_told() -> None:
+    log = Log("s", "t", given={"s": "a", "t": "b"})
+    assert reach(log, "t", 5, takes="s")
+    assert stuck(log.state) == {}, "s goes on"
+    assert log.end("s")
+    assert stuck(log.state) == {"t": ("s>t@5",)}
 
 
 def test_the_watermark_is_held_back_by_the_oldest_that_may_still_come() -> None:

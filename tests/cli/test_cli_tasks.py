@@ -18,7 +18,7 @@ from sluiceway.capture.presenter import group_of
 from sluiceway.cli.common import EXIT_REFUSED, EXIT_UNAVAILABLE
 from sluiceway.contract.capture_answers import TaskGroup, TaskPartition
 from sluiceway.core.group.task_fold import fold
-from sluiceway.core.group.task_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
+from sluiceway.core.group.task_state import Assign, Finish, Join, Move, Reach, Record, Seeds, Snapshot, State, Supersede, Term, encode
 from sluiceway.model.task_records import AnnouncedPartition, PositionRecord
 from sluiceway.ports.position_store import Stored
 from sluiceway.server_cli.task_tables import partitions
@@ -136,6 +136,16 @@ def test_what_stands_still_is_ever_further_behind() -> None:
         ("400ms", ["400ms", None]),
         ("10m400ms", ["10m400ms", None]),
     ]
+
+
+def test_a_partition_at_a_barrier_says_what_it_waits_for(shell: Shell, tmp_path: Path) -> None:
+    handoff = "shard-2>shard-0@9"
+    asyncio.run(write_capture(tmp_path / "meta.sqlite", "feed", [*RECORDS, Reach("shard-0", 5, 9, (), (handoff,))], KEPT))
+    meta = f"sqlite:{tmp_path / 'meta.sqlite'}"
+    (found,) = shell.json("tasks", "show", "feed", "--meta", meta)
+    assert found["partitions"][0]["waits_for"] == [handoff]
+    assert found["stuck"] == {}
+    assert f"waiting for {handoff}" in " ".join(shell.says("tasks", "show", "feed", "--meta", meta).split())
 
 
 def test_a_capture_is_forgotten_only_if_that_is_meant(shell: Shell, meta: str) -> None:

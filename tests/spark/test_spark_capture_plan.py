@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -360,6 +361,26 @@ def test_whatever_befalls_a_query_each_record_is_in_one_batch(seed: int) -> None
     Queries(seed, roads=Roads(**BAD.__dict__)).live(story)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_keys_that_pass_between_partitions_keep_their_order_in_batches(seed: int) -> None:
+    """A slice beyond a barrier is in a later batch than what its sources had before theirs, whichever drivers die."""
+
+    async def story(world: World) -> None:
+        assert isinstance(world, Queries)
+        checkpoint = Checkpoint()
+        for _ in range(2):
+            dies = (world.random.choice(POINTS), checkpoint.committed + world.random.choice([0, 1, 5]))
+            member = world.query(checkpoint, dies, world.random.choice([8, 40]))
+            await _sleep_until_dead(world, member)
+            if not member.process.dead:
+                world.kill(member)
+        world.query(checkpoint)
+        await world.until(lambda: world.done, 300)
+        _check(world, checkpoint)
+
+    Queries(seed, Script.crossing(Random(seed))).live(story)
+
+
 async def _sleep_until_dead(world: World, member: Member) -> None:
     end = world.loop.seconds + world.random.choice([1.0, 10.0, 30.0])
     await world.until(lambda: member.process.dead or world.loop.seconds >= end)
@@ -418,6 +439,29 @@ def test_available_now_reads_what_there_is_with_children_and_ends_though_nothing
         _check(world, checkpoint)
 
     Queries(2, _script()).live(story)
+
+
+class HeldStream(TimelyStream):
+    """Knows that there may be something beyond a barrier."""
+
+    async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:
+        batch = await super().read(partition, position, upto, limit)
+        return replace(batch, behind=1) if batch.barrier is not None else batch
+
+
+def test_available_now_ends_at_a_barrier_whose_source_has_not_come_to_it() -> None:
+    async def story(world: World) -> None:
+        assert isinstance(world, Queries)
+        world.timely = HeldStream
+        world.script.parts["a"].gives[20] = {"b"}
+        world.script.parts["b"].takes[20] = {"a"}
+        world.script.held = True
+        checkpoint = Checkpoint()
+        member = world.query(checkpoint, now="before")
+        await world.until(lambda: world.drivers[member.runner.name].done())
+        assert world.ledger.counts == {"a": 10, "b": 20}
+
+    Queries(2, Script([Part("a", (), 10, 1), Part("b", (), 40, 1)])).live(story)
 
 
 def test_available_now_does_not_take_silence_for_an_end() -> None:

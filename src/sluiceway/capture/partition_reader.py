@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.task_records import AnnouncedPartition, DeadLetters, PositionRecord
-from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeSink, ChangeStream, End, UnknownPositionError
+from sluiceway.ports.change_stream import Barrier, Batch, BrokenOffError, ChangeSink, ChangeStream, End, UnknownPositionError
 from sluiceway.ports.position_store import Opening, PositionStore
 
 log = logging.getLogger(__name__)
@@ -30,18 +30,21 @@ class Claim:
     """A partition that this member may read, under its own opening, until `stopping` is set or a commit is refused.
 
     `kept` is the state committed at opening. If it has a plan, that batch is handed on first, under its number. `position`: where reading
-    continues. `tell_children`: to be called with children known before the partition ends.
+    continues. `tell_children`: to be called with children known before the partition ends. `tell_barrier`: for `cross` alone.
     """
 
     opening: Opening
     kept: PositionRecord
     position: str
     tell_children: Callable[[tuple[AnnouncedPartition, ...]], None]
+    tell_barrier: Callable[[Barrier], None]
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     moved: bool = False
     """Whether something was committed: earlier failures are over."""
     reads: bool = False
     """Whether a read has succeeded, even an empty one: neither the stream nor the sink is a cause for an alarm."""
+    _crossed: asyncio.Event = field(default_factory=asyncio.Event)
+    _barrier: Barrier | None = None
 
     @property
     def token(self) -> str:
@@ -50,6 +53,26 @@ class Claim:
     @property
     def grant(self) -> int:
         return self.opening.grant
+
+    async def cross(self, barrier: Barrier) -> bool:
+        """Wait at a barrier until the sources of its key ranges are committed up to theirs. Everything before it must be committed here.
+
+        True: read on from the barrier's `after`. False: stop instead.
+        """
+        self._crossed.clear()
+        self._barrier = barrier
+        self.tell_barrier(barrier)
+        crossed = asyncio.ensure_future(self._crossed.wait())
+        try:
+            await first_of(crossed, self.stopping)
+        finally:
+            crossed.cancel()
+        return not self.stopping.is_set()
+
+    def let_cross(self, mark: int) -> None:
+        """End the wait at the barrier with that mark."""
+        if self._barrier is not None and self._barrier.mark == mark:
+            self._crossed.set()
 
 
 Handler = Callable[[Claim], Awaitable[End | None]]
@@ -193,6 +216,8 @@ class _Reading:
                 else:
                     self._note(batch)
                     await self._keep_up()
+                if batch.barrier is not None and not await self._cross(batch.barrier):
+                    break
             if self._done != self._kept:
                 await self._commit(self._done)
         except asyncio.CancelledError:
@@ -234,7 +259,7 @@ class _Reading:
 
     async def _hand_on(self, batch: Batch) -> None:
         """Hand on a planned batch, while reading the next one."""
-        if batch.upto is not None and batch.end is None and not self._claim.stopping.is_set():
+        if batch.upto is not None and batch.end is None and batch.barrier is None and not self._claim.stopping.is_set():
             self._position = batch.upto
             self._read_ahead()
         self._note(batch, await self._sink.write(self._claim.token, self._kept.batch, batch.records))
@@ -244,6 +269,16 @@ class _Reading:
         self._done = handed_on(self._done, batch.upto, batch.at, batch.behind, batch.records.num_rows, dead)
         self._position = batch.upto or self._position
         self._end = batch.end
+
+    async def _cross(self, barrier: Barrier) -> bool:
+        """Wait at a barrier, with everything before it committed. Returns whether to read on."""
+        if self._done != self._kept:
+            await self._commit(self._done)
+        if not await self._claim.cross(barrier):
+            return False
+        self._position = barrier.after
+        self._done = replace(self._done, position=barrier.after)
+        return True
 
     # ---- committing -------------------------------------------------------------------------------------------------
 

@@ -15,11 +15,11 @@ from sluiceway.adapters import system
 from sluiceway.capture.alarms import Alarms
 from sluiceway.capture.partition_reader import Claim, Handler, first_of
 from sluiceway.capture.timing import FAILURES, Timing
-from sluiceway.core.group.task_member import BrokenOff, Ended, Event, Open, Opened, Read, Stop, Stopped
+from sluiceway.core.group.task_member import BrokenOff, Cross, Ended, Event, Open, Opened, Reached, Read, Stop, Stopped
 from sluiceway.core.group.task_state import State
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.task_records import AnnouncedPartition
-from sluiceway.ports.change_stream import BrokenOffError, ChangeStream, StaleBatchError, UnknownPositionError
+from sluiceway.ports.change_stream import Barrier, BrokenOffError, ChangeStream, StaleBatchError, UnknownPositionError
 from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
 
 log = logging.getLogger(__name__)
@@ -67,13 +67,17 @@ class Runs:
         """The partitions being read."""
         return {run.token: run.claim for run in self._runs.values() if run.claim is not None}
 
-    def carry_out(self, effect: Open | Read | Stop) -> None:
+    def carry_out(self, effect: Open | Read | Cross | Stop) -> None:
         match effect:
             case Open():
                 run = self._runs[effect.token, effect.grant] = _Run(effect.token, effect.grant)
                 self._begin(self._live(run))
             case Read():
                 self._runs[effect.token, effect.grant].begin.set_result(effect.position)
+            case Cross():
+                run_at = self._runs.get((effect.token, effect.grant))
+                if run_at is not None and run_at.claim is not None:
+                    run_at.claim.let_cross(effect.mark)
             case Stop():
                 # If there is none, its final event is on its way.
                 if (stopped := self._runs.get((effect.token, effect.grant))) is not None:
@@ -114,7 +118,7 @@ class Runs:
                 await first_of(run.begin, run.stopping)
             if run.stopping.is_set():
                 return Stopped(token, grant)
-            run.claim = Claim(opening, kept, run.begin.result(), lambda children: self._found(token, children), run.stopping)
+            run.claim = Claim(opening, kept, run.begin.result(), self._finder(token), self._reacher(token, grant), run.stopping)
             try:
                 end = await self._handler(run.claim)
             finally:
@@ -156,6 +160,12 @@ class Runs:
         finally:
             run.claim = None
         return BrokenOff(token, grant)
+
+    def _finder(self, token: str) -> Callable[[tuple[AnnouncedPartition, ...]], None]:
+        return lambda children: self._found(token, children)
+
+    def _reacher(self, token: str, grant: int) -> Callable[[Barrier], None]:
+        return lambda barrier: self._tell(Reached(token, grant, barrier.mark, barrier.gives, barrier.takes))
 
     def _broke_off(self, token: str, why: str) -> None:
         """Record a transient failure; after a series of them, raise an alarm."""

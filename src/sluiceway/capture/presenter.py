@@ -56,7 +56,10 @@ def group_of(look: Look, now: Millis) -> TaskGroup:
             for token, stored in sorted(positions.items())
             if (why := _dead_letters(stored.kept, now))
         ],
-        partitions=[_partition(each, positions.get(token), behind.get(token)) for token, each in sorted(state.partitions.items())],
+        partitions=[
+            _partition(each, state.awaits(token), positions.get(token), behind.get(token))
+            for token, each in sorted(state.partitions.items())
+        ],
     )
 
 
@@ -80,13 +83,13 @@ def _behind(stored: Stored, now: Millis) -> Millis | None:
     return stored.kept.behind if stored.kept.behind is None or age < _STILL else stored.kept.behind + age
 
 
-def _partition(each: Partition, stored: Stored | None, behind: Millis | None) -> TaskPartition:
+def _partition(each: Partition, awaits: tuple[str, ...], stored: Stored | None, behind: Millis | None) -> TaskPartition:
     kept = stored.kept if stored is not None else PositionRecord()
     return TaskPartition(
         partition=each.token,
         state=each.phase,
         parents=list(each.parents),
-        waits_for=list(each.waits),
+        waits_for=[*each.waits, *awaits],
         owner=each.owner or None,
         grant=each.grant or None,
         moving_to=each.to or None,

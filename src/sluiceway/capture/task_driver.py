@@ -25,6 +25,7 @@ from sluiceway.core.group.task_member import (
     Append,
     AskSeeds,
     ChildrenFound,
+    Cross,
     Effect,
     Elected,
     Event,
@@ -220,7 +221,7 @@ class TaskRunner:
         match effect:
             case Append():
                 self._say(encode(effect.record))
-            case Open() | Read() | Stop():
+            case Open() | Read() | Cross() | Stop():
                 self._runs.carry_out(effect)
             case JoinGroup():
                 self._in_group = True

@@ -22,7 +22,9 @@ class TaskPartition(Answer, frozen=True, kw_only=True):
         str, one_of(Phase), about("`created` (waiting for its parents), `ready` (waiting for an owner), `owned` or `finished`.")
     ]
     parents: Annotated[list[str], about("Its parents in the stream, including ones that are no longer shown.")] = []
-    waits_for: Annotated[list[str], about("Parents that have not finished.")] = []
+    waits_for: Annotated[
+        list[str], about("Parents that have not finished, and key ranges that other partitions have not handed over.")
+    ] = []
     owner: Annotated[str | None, about("The member that reads it; null: none.")] = None
     grant: Annotated[int | None, about("Number of its last assignment, part of the fence; null: none yet.")] = None
     moving_to: Annotated[str | None, about("The member that receives it once its owner has stopped; null: it stays.")] = None
@@ -73,9 +75,7 @@ class TaskSummary(Answer, frozen=True, kw_only=True):
     behind: Annotated[Duration | None, about("Lag of the partition that is furthest behind the end of the stream; null: not known.")] = None
     watermark: Annotated[Time | None, about("No record older than this will follow; null: no records are left, or not known.")] = None
     written_at: Annotated[Time | None, about("When a position was last written; null: never.")] = None
-    stuck: Annotated[
-        dict[str, list[str]], about("If no partition can continue: the waiting partitions, each with the parents that it waits for.")
-    ] = {}
+    stuck: Annotated[dict[str, list[str]], about("If no partition can continue: the waiting partitions, each with what it waits for.")] = {}
     alarms: Annotated[list[TaskAlarm], about("Problems that need an operator.")] = []
 
 

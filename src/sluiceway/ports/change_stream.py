@@ -13,6 +13,7 @@ from sluiceway.model.task_records import CHANGES, AnnouncedPartition, DeadLetter
 __all__ = [
     "CHANGES",
     "AnnouncedPartition",
+    "Barrier",
     "Batch",
     "Born",
     "BrokenOffError",
@@ -54,6 +55,23 @@ class End(NamedTuple):
     ended_at: Millis
 
 
+class Barrier(NamedTuple):
+    """A point of the partition, after this batch, at which key ranges come from partitions that go on, or leave for them.
+
+    `mark`: positive, and rises from barrier to barrier of a partition. `gives`, `takes`: the *handoffs* out of and into the partition, each
+    under a name of its own, which the stream gives at both ends, and which no other handoff ever has. Reading continues from `after`, once
+    every partition that gives what this one takes is committed up to its own barrier.
+
+    Barriers have an order that all partitions share, such as that of timestamps: a partition that gives is never the descendant of one
+    that takes, and everything before a barrier comes before every barrier that follows it in that order. So no waits form a circle.
+    """
+
+    mark: int
+    gives: tuple[str, ...]
+    takes: tuple[str, ...]
+    after: str
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Records from a position, exclusive, up to `upto`, inclusive; reading continues from `upto`. None: no new position.
@@ -62,7 +80,8 @@ class Batch:
     stream knows (its heartbeat). `behind`: how long `upto` is behind the end of the stream; None: unknown. It is by wall clock, as of the
     read: everything durable `behind` before the read began lies at or before `upto`; 0: everything durable when it began. It is not the age
     of the newest record, and too low is worse than too high: a reader that reads up to now ends by it. `children`: the partition's children
-    known before it ends; `end` if it ends here. A batch that ends with no `upto` ends where it began.
+    known before it ends; `end` if it ends here. A batch that ends with no `upto` ends where it began. `barrier` if one follows; then there
+    is no `end` yet. It is found again from `upto`, until reading continues from the barrier's `after`.
     """
 
     records: pa.RecordBatch
@@ -71,10 +90,13 @@ class Batch:
     behind: Millis | None = None
     children: tuple[AnnouncedPartition, ...] = ()
     end: End | None = None
+    barrier: Barrier | None = None
 
 
 class ChangeStream(Protocol):
     """A stream of changes whose partitions may have children, with one or several parents, that begin where their parents end.
+
+    Key ranges may also pass between partitions that go on: see `Barrier`.
 
     It names the same parents of a partition each time. Tokens, positions and points are texts of its own, at most 1,000 bytes. It keeps
     everything after the committed positions. Calls for several partitions may run concurrently.
@@ -91,7 +113,8 @@ class ChangeStream(Protocol):
         ...
 
     async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:
-        """Return records after the position: a `AnnouncedPartition.start`, or the `upto` of an earlier batch, whichever reader read it.
+        """Return records after the position: a `AnnouncedPartition.start`, the `upto` of an earlier batch, or the `after` of its barrier,
+        whichever reader read it.
 
         Without `upto`: at most `limit` records (more where they cannot be split), and possibly none after a wait of up to a second. With
         `upto`, from an earlier batch with the same position: exactly the records of that batch, in the same order, repeatably, until a

@@ -40,6 +40,8 @@ class _Offer(NamedTuple):
     at: Millis | None
     behind: Millis | None
     end: End | None
+    barred: bool
+    """Whether a barrier follows."""
 
 
 @dataclass(eq=False)
@@ -164,6 +166,11 @@ class Offering:
             if self._until is not None and held.reached:
                 self._news.set()
                 await stopping.wait()
+            if batch.barrier is not None and not stopping.is_set():
+                held.kept = await self._record(held, done)
+                if await held.claim.cross(batch.barrier):
+                    held.position = batch.barrier.after
+                    done = replace(done, position=held.position)
         held.kept = await self._record(held, done)
         return None
 
@@ -328,11 +335,12 @@ class Offering:
             return
         ended = held.past
         held.past = held.past or offer.behind < offer.began - self._until
-        held.reached = held.reached or ended or (held.past and not offer.rows and offer.behind == 0)
+        # The rest of a partition at a barrier may depend on one that is not read any further.
+        held.reached = held.reached or ended or (held.past and not offer.rows and (offer.behind == 0 or offer.barred))
 
 
 def _offer(began: Millis, upto: str, batch: Batch) -> _Offer:
-    return _Offer(began, upto, batch.records.num_rows, batch.at, batch.behind, batch.end)
+    return _Offer(began, upto, batch.records.num_rows, batch.at, batch.behind, batch.end, batch.barrier is not None)
 
 
 async def _relay(stopping: asyncio.Event, changed: asyncio.Event) -> None:

@@ -10,7 +10,16 @@ from typing import Protocol
 import pyarrow as pa
 import pytest
 
-from sluiceway.ports.change_stream import CHANGES, AnnouncedPartition, Batch, BrokenOffError, ChangeStream, End, UnknownPositionError
+from sluiceway.ports.change_stream import (
+    CHANGES,
+    AnnouncedPartition,
+    Barrier,
+    Batch,
+    BrokenOffError,
+    ChangeStream,
+    End,
+    UnknownPositionError,
+)
 from sluiceway.testing.drive import driven
 
 PAUSE = 0.02
@@ -54,11 +63,22 @@ class BranchingWorld(World, Protocol):
         ...
 
 
+class HandoffWorld(BranchingWorld, Protocol):
+    """A world whose stream lets key ranges pass between partitions that go on."""
+
+    async def hand_over(self) -> tuple[list[str], list[str]]:
+        """Write some records, let their keys pass to another partition, and write to the same keys again; nothing ends.
+
+        Returns the names before and after, when all are durable.
+        """
+        ...
+
+
 class Follower:
-    """Reads a stream through the port alone, and as tasks do: children after all of their parents.
+    """Reads a stream through the port alone, and as tasks do: children after all of their parents, and past a barrier after its sources.
 
     By partition: `positions`: where each is read to; `parents`: its parents; `ended`: its end, once it has ended; `read`: names of its
-    records in the order of arrival. A violation of the port's rules fails the test.
+    records in the order of arrival; `barred`: the barrier that it waits at. A violation of the port's rules fails the test.
     """
 
     def __init__(self, names: Callable[[pa.RecordBatch], list[str]], limit: int = 10_000) -> None:
@@ -69,6 +89,11 @@ class Follower:
         self.ended: dict[str, End] = {}
         self.order: list[str] = []
         """Partitions in the order in which they began and, with a leading `-`, ended."""
+        self.arrived: list[str] = []
+        """Names of records in the order of arrival."""
+        self.barred: dict[str, Barrier] = {}
+        self._given: set[str] = set()
+        self._marks: dict[str, int] = {}
         self._waiting: dict[str, AnnouncedPartition] = {}
         self._point = ""
 
@@ -100,7 +125,7 @@ class Follower:
     @property
     def open(self) -> list[str]:
         """Partitions that are being read."""
-        return [token for token in self.positions if token not in self.ended]
+        return [token for token in self.positions if token not in self.ended and token not in self.barred]
 
     @property
     def everything(self) -> list[str]:
@@ -111,13 +136,27 @@ class Follower:
         batch = await stream.read(token, self.positions[token], limit=self.limit)
         check_batch(batch, self.limit)
         self.read[token] += self.names(batch.records)
+        self.arrived += self.names(batch.records)
         if batch.upto is not None:
             self.positions[token] = batch.upto
             if keep:
                 await stream.kept(token, batch.upto)
         if batch.end is not None:
             self._end(token, batch.end)
+        if batch.barrier is not None:
+            self._bar(token, batch.barrier)
         return batch
+
+    def _bar(self, token: str, barrier: Barrier) -> None:
+        """Let partitions go on of whose barriers all handoffs are given."""
+        assert self._marks.get(token, 0) < barrier.mark, f"{token} has a barrier at {barrier.mark} after one at {self._marks[token]}"
+        assert not self._given.intersection(barrier.gives), f"{token} hands over a second time: {barrier.gives}"
+        self._marks[token], self.barred[token] = barrier.mark, barrier
+        self._given.update(barrier.gives)
+        for each, held in list(self.barred.items()):
+            if self._given.issuperset(held.takes):
+                self.positions[each] = held.after
+                del self.barred[each]
 
     def _end(self, token: str, end: End) -> None:
         self.ended[token] = end
@@ -135,6 +174,9 @@ class Follower:
 
         async def read(token: str) -> None:
             while not done() and token not in self.ended:
+                if token in self.barred:
+                    await asyncio.sleep(PAUSE)
+                    continue
                 batch = await self.step(stream, token, keep)
                 if not batch.records.num_rows and batch.end is None:
                     await asyncio.sleep(PAUSE)
@@ -179,6 +221,7 @@ def check_batch(batch: Batch, limit: int | None = None) -> None:
     assert limit is None or batch.records.num_rows <= limit
     assert batch.upto is not None or not batch.records.num_rows, "records, and no position to go on from"
     assert batch.upto is None or len(batch.upto.encode()) <= 1_000
+    assert batch.barrier is None or batch.end is None, "an end before a barrier"
 
 
 def family(partitions: Sequence[AnnouncedPartition]) -> set[tuple[str, tuple[str, ...]]]:
@@ -198,7 +241,7 @@ async def settled(read: Callable[[], Awaitable[Batch]], wanted: Callable[[Batch]
 
 
 async def next_batch(stream: ChangeStream, token: str, position: str, limit: int = 10_000) -> Batch:
-    """Read until a batch has records, or the end."""
+    """Read until a batch has records, the end, or a barrier."""
     here = position
 
     async def read() -> Batch:
@@ -207,7 +250,7 @@ async def next_batch(stream: ChangeStream, token: str, position: str, limit: int
         here = batch.upto or here
         return batch
 
-    return await settled(read, lambda batch: bool(batch.records.num_rows) or batch.end is not None)
+    return await settled(read, lambda batch: bool(batch.records.num_rows) or batch.end is not None or batch.barrier is not None)
 
 
 class ChangeStreamSuite:
@@ -510,3 +553,51 @@ class BranchingStreamSuite(ChangeStreamSuite):
             for born in end.children:
                 assert told.setdefault(born.token, born.parents) == born.parents
         await stream.close()
+
+
+class HandoffStreamSuite(BranchingStreamSuite):
+    """Suite for a stream whose key ranges pass between partitions that go on: `world` is a HandoffWorld."""
+
+    @driven
+    async def test_keys_that_pass_to_another_partition_keep_their_order(self, world: HandoffWorld) -> None:
+        stream, follower = await world.open(), Follower(world.names, limit=3)
+        await follower.seek(stream)
+        written: list[str] = []
+        for _ in range(3):
+            before, after = await world.hand_over()
+            written += before + after
+            await follower.until(stream, written)
+            arrived = {name: at for at, name in enumerate(follower.arrived)}
+            assert max(arrived[name] for name in before) < min(arrived[name] for name in after)
+        await follower.follow(stream, lambda: not follower.barred)
+        await stream.close()
+
+    @driven
+    async def test_a_barrier_is_found_again_until_it_is_crossed(self, world: HandoffWorld) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        await world.hand_over()
+        found = 0
+        for token, start in list(follower.positions.items()):
+            barrier, upto = await self._next_barrier(stream, token, start)
+            if barrier is None:
+                continue
+            found += 1
+            other = await world.open()
+            for opened in (stream, other):
+                assert (await opened.read(token, upto)).barrier == barrier
+                beyond = await opened.read(token, barrier.after)
+                assert beyond.barrier is None or beyond.barrier.mark > barrier.mark
+            await other.close()
+        assert found >= 2, "both ends have one"
+        await stream.close()
+
+    async def _next_barrier(self, stream: ChangeStream, token: str, position: str) -> tuple[Barrier | None, str]:
+        """The partition's next barrier, and the position before it; None: there is none for a while."""
+        for _ in range(20):
+            batch = await stream.read(token, position)
+            check_batch(batch)
+            position = batch.upto or position
+            if batch.barrier is not None:
+                return batch.barrier, position
+        return None, position

@@ -7,8 +7,12 @@ Requires a `ChangeReader`, which runs the queries; `docs/guides/capture.md` show
 * **Immutable key ranges** (the default of a stream): a partition ends with its `child_partitions_record`s; a child has one or more parents.
 * **Mutable key ranges**: a partition continues when others start from it, and keys move between partitions. Here a partition is
   `TOKEN@START`: it ends at each `partition_start_record`, and its children are the started partitions, and its own continuation. So a
-  started partition comes after the earlier records of its origin. A move between existing partitions (`partition_event_record` with
-  `move_in_events`) has no order here: such a stream is refused, unless `moves` is "unordered".
+  started partition comes after the earlier records of its origin. A move between existing partitions (`partition_event_record`) is a
+  barrier in both, after all records up to its timestamp. With `moves` "unordered" there are no barriers: partitions do not wait, and keys
+  that moved have no order.
+* **The last seconds are asked for twice.** A query may end at its own `end_timestamp` before the service tells that the partition has
+  ended; a position beyond the end could not be read from (apache/beam#40232). So after an empty answer the position moves up to `SETTLE`
+  ago only.
 
 A record's payload is a JSON object: `table`, `op` (`insert`, `update`, `delete`), `key`, `new`, `old` (as in the stream's value capture
 type, or null), `committed_at`, `transaction` (the server's id), `sequence` and `mod`: the index of the change within the record, from 0.
@@ -29,13 +33,16 @@ import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.ports.change_stream import CHANGES, AnnouncedPartition, Batch, BrokenOffError, End, SeedsUpto, UnknownPositionError
+from sluiceway.ports.change_stream import CHANGES, AnnouncedPartition, Barrier, Batch, BrokenOffError, End, SeedsUpto, UnknownPositionError
 
 Nanos = int
 """Nanoseconds since 1970, the precision of the service's timestamps."""
 
 MARK_EVERY: Nanos = 60 * 10**9
 """Interval at which the position of an idle partition moves on, so that it does not exceed the service's retention."""
+
+SETTLE: Nanos = 5 * 10**9
+"""How late the service may tell that a partition has ended."""
 
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?Z")
 _TOKEN = re.compile(r"(.+?)(?:@([^@]+))?")
@@ -81,18 +88,20 @@ def format_time(at: Nanos) -> str:
 
 
 class _Place(NamedTuple):
-    """Everything up to `at` has been read. `ended`: the partition ended there, which is still to be reported."""
+    """Everything up to `at` has been read. `ended`: the partition ended there, which is still to be reported. `barred`: there is a barrier,
+    which is still to be crossed; whether the partition ended there, too, is seen then."""
 
     at: Nanos
     ended: bool = False
+    barred: bool = False
 
     def __str__(self) -> str:
-        return format_time(self.at) + ("!" if self.ended else "")
+        return format_time(self.at) + ("~" if self.barred else "!" if self.ended else "")
 
 
 def _parse_place(text: str) -> _Place:
     try:
-        return _Place(parse_time(text.removesuffix("!")), text.endswith("!"))
+        return _Place(parse_time(text.rstrip("!~")), text.endswith("!"), text.endswith("~"))
     except ValueError as error:
         raise UnknownPositionError(str(error)) from None
 
@@ -117,6 +126,10 @@ class _Scan:
     over: bool = False
     """The partition does not continue as its own child: there is an end record."""
     children: dict[str, AnnouncedPartition] = field(default_factory=dict)
+    barred_at: Nanos | None = None
+    """Keys move at that timestamp, in or out: `takes` and `gives`."""
+    gives: set[str] = field(default_factory=set)
+    takes: set[str] = field(default_factory=set)
 
 
 class SpannerStream:
@@ -174,16 +187,24 @@ class SpannerStream:
         place, token = _parse_place(position), _token(partition)
         if upto is not None:
             return await self._again(partition, token, place, _parse_place(upto), upto)
-        if place.ended:
-            scan = await self._scan(partition, token, place.at - 1, place.at, limit)
-            if scan.ended_at != place.at:
-                raise UnknownPositionError(f"partition {partition} did not end at {format_time(place.at)}")
-            return _batch([], None, at=place.at, behind=None, end=_end(scan))
+        if place.ended or place.barred:
+            return await self._halt(partition, token, place, limit)
         batch = await self._next(partition, token, place, limit)
-        if batch.records.num_rows == 0 and batch.end is None:
+        if batch.records.num_rows == 0 and batch.end is None and batch.barrier is None:
             await asyncio.sleep(self._wait)
             batch = await self._next(partition, token, place, limit)
         return batch
+
+    async def _halt(self, partition: str, token: str, place: _Place, limit: int) -> Batch:
+        """Find the end, or the barrier, at that place again."""
+        scan = await self._scan(partition, token, place.at - 1, place.at, limit)
+        if place.barred:
+            if scan.barred_at != place.at:
+                raise UnknownPositionError(f"no keys of partition {partition} moved at {format_time(place.at)}")
+            return _batch([], None, at=place.at, behind=None, barrier=_barrier(scan))
+        if scan.ended_at != place.at:
+            raise UnknownPositionError(f"partition {partition} did not end at {format_time(place.at)}")
+        return _batch([], None, at=place.at, behind=None, end=_end(scan))
 
     async def _next(self, partition: str, token: str, place: _Place, limit: int) -> Batch:
         now = parse_time(await self._reader.now())
@@ -193,17 +214,23 @@ class SpannerStream:
         if place.at > now:
             raise UnknownPositionError(f"{format_time(place.at)} is later than the database's time, {format_time(now)}")
         scan = await self._scan(partition, token, after, now, limit) if now > after else _Scan()
+        barrier = None if scan.cut else _barrier(scan)
+        end = None if scan.cut or barrier is not None else _end(scan)
         if scan.rows:
             last = scan.rows[-1].at
-            end = _end(scan) if not scan.cut else None
-            # An end at the last record's own timestamp would not be found again from there.
-            upto = _Place(last, end is not None and scan.ended_at == last)
-            behind = (now - last) // 1_000_000 + 1 if scan.cut else 0
-            return _batch(scan.rows, str(upto), at=last, behind=behind, end=end)
+            # An end, or a barrier, at the last record's own timestamp would not be found again from there.
+            upto = _Place(last, end is not None and scan.ended_at == last, barrier is not None and scan.barred_at == last)
+            behind = (now - last) // 1_000_000 + 1 if scan.cut or barrier is not None else 0
+            return _batch(scan.rows, str(upto), at=last, behind=behind, end=end, barrier=barrier)
+        if barrier is not None:
+            assert scan.barred_at is not None
+            upto, behind = _Place(scan.barred_at, barred=True), (now - scan.barred_at) // 1_000_000 + 1
+            return _batch([], str(upto), at=scan.barred_at, behind=behind, barrier=barrier)
         if scan.ended_at is not None:
-            return _batch([], None, at=scan.ended_at - 1, behind=0, end=_end(scan))
-        self._quiet[partition] = place.at, max(now, after)
-        return _batch([], format_time(now) if now - place.at >= MARK_EVERY else None, at=now, behind=0)
+            return _batch([], None, at=scan.ended_at - 1, behind=0, end=end)
+        settled = max(now - SETTLE, after)
+        self._quiet[partition] = place.at, settled
+        return _batch([], format_time(settled) if settled - place.at >= MARK_EVERY else None, at=settled, behind=0)
 
     async def _again(self, partition: str, token: str, place: _Place, until: _Place, text: str) -> Batch:
         """Re-read exactly what lies between the two places."""
@@ -268,11 +295,11 @@ class SpannerStream:
             scan.ended_at, scan.over = at, True
             scan.children.pop(_epoch(_token(partition), at), None)
         for each in _all(record, "partition_event_record"):
-            if _is_beyond(scan, parse_time(each["commit_timestamp"]), limit):
+            at = parse_time(each["commit_timestamp"])
+            if _is_beyond(scan, at, limit):
                 return False
-            if each.get("move_in_events") and not self._unordered:
-                moved = f"keys move into partition {partition} at {each['commit_timestamp']}, and have no order across partitions"
-                raise invalid("moves", f"{moved}. Set moves=unordered, or use a change stream with immutable key ranges")
+            if not self._unordered:
+                _take_moves(scan, _token(partition), at, each)
         return True
 
     def _take_children(self, scan: _Scan, record: ChangeRecord) -> None:
@@ -282,9 +309,21 @@ class SpannerStream:
             scan.children[child["token"]] = _born(child["token"], tuple(sorted(child["parent_partition_tokens"])), at)
 
 
+def _take_moves(scan: _Scan, token: str, at: Nanos, record: ChangeRecord) -> None:
+    """Note the handoffs of a partition event. Both ends have the same source, target and timestamp."""
+    gives = {f"{token}>{each['destination_partition_token']}@{format_time(at)}" for each in record.get("move_out_events") or ()}
+    takes = {f"{each['source_partition_token']}>{token}@{format_time(at)}" for each in record.get("move_in_events") or ()}
+    if gives or takes:
+        scan.barred_at = at
+        scan.gives |= gives
+        scan.takes |= takes
+
+
 def _is_beyond(scan: _Scan, at: Nanos, limit: int | None) -> bool:
-    """Whether that timestamp belongs to another batch, or lies after the end."""
+    """Whether that timestamp belongs to another batch, or lies after the end or a barrier."""
     if scan.ended_at is not None and at > scan.ended_at:
+        return True
+    if scan.barred_at is not None and at > scan.barred_at:
         return True
     if limit is not None and len(scan.rows) >= limit and at > scan.rows[-1].at:
         scan.cut = True
@@ -349,12 +388,21 @@ def _end(scan: _Scan) -> End | None:
     return End(tuple(scan.children[token] for token in sorted(scan.children)), scan.ended_at // 1_000_000)
 
 
+def _barrier(scan: _Scan) -> Barrier | None:
+    if scan.barred_at is None:
+        return None
+    after = _Place(scan.barred_at, scan.ended_at == scan.barred_at)
+    return Barrier(scan.barred_at, tuple(sorted(scan.gives)), tuple(sorted(scan.takes)), str(after))
+
+
 def _not_understood(error: Exception) -> SluicewayError:
     said = f"the change stream sent a message that cannot be decoded: {type(error).__name__}: {error}. Nothing is skipped; please report it"
     return SluicewayError("internal", said)
 
 
-def _batch(rows: list[_Row], upto: str | None, *, at: Nanos, behind: Millis | None, end: End | None = None) -> Batch:
+def _batch(
+    rows: list[_Row], upto: str | None, *, at: Nanos, behind: Millis | None, end: End | None = None, barrier: Barrier | None = None
+) -> Batch:
     columns = [
         pa.array([f"{format_time(row.at)}/{'/'.join(map(str, row.order))}" for row in rows], pa.utf8()),
         pa.array([row.at // 1_000_000 for row in rows], pa.int64()).cast(CHANGES.field("at").type),
@@ -362,4 +410,4 @@ def _batch(rows: list[_Row], upto: str | None, *, at: Nanos, behind: Millis | No
         pa.array([row.key for row in rows], pa.utf8()),
         pa.array([row.payload for row in rows], pa.binary()),
     ]
-    return Batch(pa.record_batch(columns, schema=CHANGES), upto, at // 1_000_000, behind, (), end)
+    return Batch(pa.record_batch(columns, schema=CHANGES), upto, at // 1_000_000, behind, (), end, barrier)

@@ -8,6 +8,9 @@ record may be late, duplicated or from a member replaced long ago: it counts by 
 * A *grant* is the number of the record that gave a partition to its owner. An owner's records count under the partition's grant only.
   Grants of a partition rise, so the position store can refuse a reader with an older one.
 * A partition is ready once each of its parents has finished, and a parent finishes once.
+* Key ranges may pass between partitions that both go on: a *handoff*, at a *barrier* in each of the two. The source says that it is
+  committed up to its barrier; the target waits at its own until the source has said so. Both ends are records of the log, so either may be
+  first, and a wait survives the death of either reader.
 * A move has two steps: the owner stops, and its release hands over. A cancelled move leaves a new grant, since the owner may have begun to
   stop: its records about that come under the old grant and no longer count.
 
@@ -32,6 +35,7 @@ from sluiceway.core.group.task_state import (
     Leave,
     Move,
     Partition,
+    Reach,
     Record,
     Release,
     Seeds,
@@ -69,6 +73,8 @@ def judge(state: State, seq: int, record: Record) -> Verdict:
             return _release(state, seq, record)
         case Finish():
             return _finish(state, seq, record)
+        case Reach():
+            return _reach(state, record)
         case Snapshot():
             return _snapshot(state, record)
     if not _in_term(state, record.term):
@@ -303,6 +309,43 @@ def broken_rule(state: State, token: str, children: Iterable[AnnouncedPartition]
     return None
 
 
+# ---- barriers ---------------------------------------------------------------------------------------------------------
+
+
+def _reach(state: State, record: Reach) -> Verdict:
+    partition = state.partitions.get(record.token)
+    if partition is None or not _holds(partition, record.grant):
+        return "not under the partition's grant"
+    if not _is_ahead(partition, record.mark):
+        return f"has reached {partition.barrier} before"
+    # Hand over first: of partitions that exchange key ranges at one moment, none may wait for another before it has.
+    state = _take_over(_hand_over(state, record), record)
+    return replace(state, partitions=state.partitions | {record.token: replace(partition, barrier=record.mark)})
+
+
+def _is_ahead(partition: Partition, mark: int) -> bool:
+    return mark > partition.barrier
+
+
+def _hand_over(state: State, record: Reach) -> State:
+    """Let targets that wait for these handoffs go on; keep the others until their targets come to them."""
+    early = tuple(handoff for handoff in record.gives if handoff not in state.awaited)
+    awaited = {handoff: token for handoff, token in state.awaited.items() if handoff not in record.gives}
+    return replace(state, given=state.given + early, awaited=awaited)
+
+
+def _take_over(state: State, record: Reach) -> State:
+    """Let the partition wait for handoffs that have not been given."""
+    late = {handoff: record.token for handoff in record.takes if handoff not in state.given}
+    given = tuple(handoff for handoff in state.given if handoff not in record.takes)
+    return replace(state, given=given, awaited=state.awaited | late)
+
+
+def may_cross(state: State, token: str) -> bool:
+    """Whether the partition may be read past the barrier that it has reached."""
+    return token not in state.awaited.values()
+
+
 # ---- snapshots --------------------------------------------------------------------------------------------------------
 
 
@@ -341,9 +384,9 @@ def watermark(state: State, committed: Mapping[str, Millis]) -> Millis | None:
 
 
 def stuck(state: State) -> dict[str, tuple[str, ...]]:
-    """If no partition can proceed although some are unfinished: the waiting partitions, each with its missing parents, which the stream
-    withholds."""
-    unfinished = state.unfinished()
-    if any(each.phase != "created" for each in unfinished.values()):
+    """If no partition can proceed although some are unfinished: the waiting partitions, each with its missing parents, and handoffs, which
+    the stream withholds."""
+    unfinished, waiting = state.unfinished(), set(state.awaited.values())
+    if any(each.phase != "created" and token not in waiting for token, each in unfinished.items()):
         return {}
-    return {token: each.waits for token, each in unfinished.items()}
+    return {token: each.waits + state.awaits(token) for token, each in unfinished.items()}

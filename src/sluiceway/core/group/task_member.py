@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from sluiceway.core.group.task_fold import broken_rule, fold
+from sluiceway.core.group.task_fold import broken_rule, fold, may_cross
 from sluiceway.core.group.task_leader import Division, divide, hints, next_term
 from sluiceway.core.group.task_state import (
     Assign,
@@ -24,6 +24,7 @@ from sluiceway.core.group.task_state import (
     Leave,
     Move,
     Partition,
+    Reach,
     Record,
     Release,
     Seeds,
@@ -111,6 +112,16 @@ class Ended(NamedTuple):
     ended_at: Millis
 
 
+class Reached(NamedTuple):
+    """Everything up to a barrier is committed under this grant, and the reader waits for `Cross`. The other fields are those of `Reach`."""
+
+    token: str
+    grant: int
+    mark: int
+    gives: tuple[str, ...]
+    takes: tuple[str, ...]
+
+
 class BrokenOff(NamedTuple):
     """Opening or reading failed, and nothing continues under this grant until it is reopened. The partition has not ended.
 
@@ -130,7 +141,7 @@ class Tick(NamedTuple):
     """Time has passed."""
 
 
-Event = Folded | Restored | Prepared | Elected | SeedsFound | ChildrenFound | Opened | Stopped | Ended | BrokenOff | Going | Tick
+Event = Folded | Restored | Prepared | Elected | SeedsFound | ChildrenFound | Opened | Reached | Stopped | Ended | BrokenOff | Going | Tick
 
 
 # ---- effects -----------------------------------------------------------------------------------------------------------
@@ -155,6 +166,14 @@ class Read(NamedTuple):
     token: str
     grant: int
     position: str
+
+
+class Cross(NamedTuple):
+    """Read on past the barrier with that mark."""
+
+    token: str
+    grant: int
+    mark: int
 
 
 class Stop(NamedTuple):
@@ -185,7 +204,7 @@ class Alarm(NamedTuple):
     why: str
 
 
-Effect = Append | Open | Read | Stop | JoinGroup | LeaveGroup | AskSeeds | Alarm
+Effect = Append | Open | Read | Cross | Stop | JoinGroup | LeaveGroup | AskSeeds | Alarm
 
 
 @dataclass
@@ -195,6 +214,8 @@ class _Reader:
     """`idle`: stopped. `waiting`: to be reopened at `again_at`. `broken`: not to be reopened under this grant."""
     again_at: Millis = 0
     ended: Ended | None = None
+    reached: Reached | None = None
+    """The barrier that it waits at."""
 
     @property
     def runs(self) -> bool:
@@ -250,7 +271,7 @@ class TaskMember:
                 self._children[event.token] = event
             case Going():
                 self.leaving = True
-            case Opened() | Stopped() | Ended() | BrokenOff():
+            case Opened() | Reached() | Stopped() | Ended() | BrokenOff():
                 return list(self._fare(event, now))
             case Tick():
                 pass
@@ -267,7 +288,7 @@ class TaskMember:
             self._term_seen_at = now
         self.state = state
 
-    def _fare(self, event: Opened | Stopped | Ended | BrokenOff, now: Millis) -> Iterator[Effect]:
+    def _fare(self, event: Opened | Reached | Stopped | Ended | BrokenOff, now: Millis) -> Iterator[Effect]:
         reader = self._readers.get(event.token)
         if reader is None or reader.grant != event.grant or not reader.runs:
             return
@@ -276,6 +297,8 @@ class TaskMember:
                 if reader.phase == "opening":
                     reader.phase = "reading"
                     yield Read(event.token, event.grant, self._start(event))
+            case Reached():
+                reader.reached = event
             case Stopped():
                 reader.phase = "idle"
             case Ended():
@@ -367,6 +390,8 @@ class TaskMember:
                 continue
             if reader.ended is not None:
                 yield from self._finish(reader, reader.ended, now)
+            elif reader.reached is not None and reader.phase == "reading":
+                yield from self._cross(partition, reader, reader.reached, now)
             elif reader.phase == "idle" and partition.to and self._say(("release", token, reader.grant), now):
                 yield Append(Release(token, reader.grant))
 
@@ -379,6 +404,15 @@ class TaskMember:
         elif self._say(("finish", ended.token, ended.grant), now):
             wishes = hints(self.state, self.name, ended.token, ended.children) if self.preset == "finisher-hint" else {}
             yield Append(Finish(ended.token, ended.grant, ended.children, ended.ended_at, wishes))
+
+    def _cross(self, partition: Partition, reader: _Reader, reached: Reached, now: Millis) -> Iterator[Effect]:
+        """Report a barrier, unless an earlier reader has, and let the reader go on once the log shows that it may."""
+        if partition.barrier < reached.mark:
+            if self._say(("reach", reached.token, reached.grant, reached.mark), now):
+                yield Append(Reach(*reached))
+        elif may_cross(self.state, reached.token):
+            reader.reached = None
+            yield Cross(reached.token, reached.grant, reached.mark)
 
     # ---- leading ----------------------------------------------------------------------------------------------------
 

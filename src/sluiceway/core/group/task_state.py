@@ -14,7 +14,7 @@ class Partition(msgspec.Struct, frozen=True, array_like=True):
 
     `waits`: its unfinished parents. `grant`: number of the record that gave it to its last owner. `to`: target of a pending move. `since`:
     earliest end in ms of its finished parents, None while none is; no record of it or of a child not yet known is older. Once finished: its
-    own end.
+    own end. `barrier`: mark of the last barrier that it has reached, 0 before the first.
     """
 
     token: str
@@ -26,6 +26,7 @@ class Partition(msgspec.Struct, frozen=True, array_like=True):
     grant: int = 0
     to: str = ""
     since: Millis | None = None
+    barrier: int = 0
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +34,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     `joined`: the prepared members, each with the number of its record; `members`: those of them in the term, in order. `leader` is empty
     once it has left. `sown`: how far the stream's seeds are known, in the stream's own words. `kept_from`: what a snapshot in the log
-    covers; no record with that number or a lower one is needed.
+    covers; no record with that number or a lower one is needed. `given`: handoffs whose source has passed them, and whose target has not
+    come to them. `awaited`: handoffs whose source has not passed them, each with the partition that waits for it.
     """
 
     seq: int = 0
@@ -46,6 +48,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     partitions: dict[str, Partition] = {}
     sown: str = ""
     kept_from: int = 0
+    given: tuple[str, ...] = ()
+    awaited: dict[str, str] = {}
 
     def owned(self, name: str) -> dict[str, Partition]:
         """The partitions of that member."""
@@ -57,6 +61,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     def unfinished(self) -> dict[str, Partition]:
         return {token: each for token, each in self.partitions.items() if each.phase != "finished"}
+
+    def awaits(self, token: str) -> tuple[str, ...]:
+        """The handoffs that the partition waits for at its barrier."""
+        return tuple(handoff for handoff, target in self.awaited.items() if target == token)
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -138,6 +146,19 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
     hints: dict[str, str] = {}
 
 
+class Reach(msgspec.Struct, frozen=True, array_like=True, tag="reach"):
+    """Everything of the partition up to a barrier is committed. `mark` rises from barrier to barrier of a partition.
+
+    `gives`: handoffs of key ranges that leave the partition there. `takes`: handoffs of those that come to it.
+    """
+
+    token: str
+    grant: int
+    mark: int
+    gives: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+
+
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     """The state after an earlier record, `state.seq`. Valid whichever member wrote it: it follows from the log."""
 
@@ -146,7 +167,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
 
 Decision = Seeds | Assign | Move | CancelMove | Supersede
 """Records that only the leader of the term may write."""
-Record = Join | Leave | Term | Decision | Release | Finish | Snapshot
+Record = Join | Leave | Term | Decision | Release | Finish | Reach | Snapshot
 Entry = tuple[int, Record]
 """A record and its place in the log. Places rise; they need not be dense."""
 
