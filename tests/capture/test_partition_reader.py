@@ -1,4 +1,4 @@
-"""The reader of one partition by itself: what it commits, and in which order, at barriers."""
+"""The reader of one partition by itself: what it commits, and in which order, at barriers and after a batch that cannot be repeated."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from sluiceway.capture.partition_reader import Claim, Habits, PartitionReader
 from sluiceway.model.task_records import CHANGES, AnnouncedPartition, PositionRecord
-from sluiceway.ports.change_stream import Barrier, Batch, End, SeedsUpto
+from sluiceway.ports.change_stream import Barrier, Batch, End, PlanLostError, SeedsUpto
 from sluiceway.ports.position_store import Opening
 from sluiceway.testing.drive import driven
 
@@ -42,6 +43,8 @@ class Parts:
     # As a stream.
 
     async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 0) -> Batch:
+        if upto is not None:
+            raise PlanLostError("it has gone")
         self.said.append(("read", position))
         return self.batches[position]
 
@@ -115,3 +118,19 @@ async def test_a_reader_that_is_to_stop_leaves_its_barrier() -> None:
     parts.claim.stopping.set()
     assert await reading is None
     assert parts.said[-2:] == [("commit", "one", None, 1), ("barrier", 7)]
+
+
+@driven
+async def test_a_batch_that_cannot_be_repeated_is_read_anew_under_a_higher_number(caplog: pytest.LogCaptureFixture) -> None:
+    kept = PositionRecord(position="one", plan="three", batch=4, records=8)
+    parts = Parts({"one": Batch(records("b", "c", "d"), "four"), "four": END}, kept)
+    assert await parts.read_all() == END.end
+    # The next read goes on beside the writing.
+    assert [each for each in parts.said if each != ("read", "four")] == [
+        ("commit", "one", None, 4),
+        ("read", "one"),
+        ("commit", "one", "four", 5),
+        ("write", 5, "b c d"),
+        ("commit", "four", None, 5),
+    ]
+    assert "batch 4 is read anew, and may arrive twice" in caplog.text

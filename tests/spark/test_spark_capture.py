@@ -49,6 +49,7 @@ def test_options_are_understood_as_spark_hands_them_over() -> None:
         ({"maxRowsPerPartition": "10001"}, "maxRowsPerPartition", "from 1 to 10,000"),
         ({"preset": "leader"}, "preset", "log-leader"),
         ({"log": "file"}, "log", "kafka:HOST:PORT"),
+        ({"stream": "postgres", "stream.snapshot": "initial"}, "stream.snapshot", "only a resident capture"),
     ],
 )
 def test_a_wrong_option_is_named_when_the_source_is_loaded(given: dict[str, str], field: str, words: str) -> None:

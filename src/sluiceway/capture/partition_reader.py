@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.task_records import AnnouncedPartition, DeadLetters, PositionRecord
-from sluiceway.ports.change_stream import Barrier, Batch, BrokenOffError, ChangeSink, ChangeStream, End, UnknownPositionError
+from sluiceway.ports.change_stream import Barrier, Batch, BrokenOffError, ChangeSink, ChangeStream, End, PlanLostError, UnknownPositionError
 from sluiceway.ports.position_store import Opening, PositionStore
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class _Reading:
         stopping = self._claim.stopping
         try:
             if self._kept.plan is not None:
-                await self._hand_on(await read_planned(self._stream, self._claim, self._position, self._kept.plan, self._habits))
+                await self._resume(self._kept.plan)
             while self._end is None and not stopping.is_set():
                 batch = await self._next()
                 if batch is None:
@@ -229,6 +229,17 @@ class _Reading:
                 await drop(self._ahead, self._habits.patience)
         await self._hint(0)
         return self._end
+
+    async def _resume(self, plan: str) -> None:
+        """Hand on the batch that the previous reader had planned."""
+        try:
+            batch = await read_planned(self._stream, self._claim, self._position, plan, self._habits)
+        except PlanLostError as error:
+            # What is read anew has a higher number, so nothing more of that batch can arrive once it is there.
+            log.warning("partition %s: batch %d is read anew, and may arrive twice: %s", self._claim.token, self._kept.batch, error)
+            await self._commit(replace(self._done, plan=None))
+        else:
+            await self._hand_on(batch)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ __all__ = [
     "ChangeSink",
     "ChangeStream",
     "End",
+    "PlanLostError",
     "SeedsUpto",
     "StaleBatchError",
     "UnknownPositionError",
@@ -35,6 +36,14 @@ class BrokenOffError(Exception):
 
 class UnknownPositionError(Exception):
     """The stream does not have that position (any more). Reading cannot continue from there, and must not begin elsewhere."""
+
+
+class PlanLostError(Exception):
+    """The stream cannot repeat the batch, since it was read from something that has gone with its reader, such as a database snapshot.
+
+    Its records are states, not events: they can be read anew from the batch's position, as they are now. Parts of the batch may have been
+    handed on already, so those arrive a second time.
+    """
 
 
 class StaleBatchError(Exception):
@@ -118,8 +127,8 @@ class ChangeStream(Protocol):
 
         Without `upto`: at most `limit` records (more where they cannot be split), and possibly none after a wait of up to a second. With
         `upto`, from an earlier batch with the same position: exactly the records of that batch, in the same order, repeatably, until a
-        later position is reported as kept. Raises BrokenOffError, UnknownPositionError, SluicewayError; never treats unknown data as an
-        end.
+        later position is reported as kept; or a PlanLostError. Raises BrokenOffError, UnknownPositionError, SluicewayError; never treats
+        unknown data as an end.
         """
         ...
 

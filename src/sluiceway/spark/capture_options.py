@@ -47,6 +47,9 @@ def capture_options(options: Mapping[str, str]) -> CaptureOptions:
         preset=cast(Preset, get(options, "preset") or "log-leader"),
         limit=count(options, "maxRowsPerPartition", MAX_ITEMS_ARROW, MAX_ITEMS_ARROW),
     )
+    if config.stream == "postgres" and get(config.options, "snapshot"):
+        # Tasks read a batch again, in other processes, whatever has become of the member that planned it.
+        raise invalid(f"{OF_STREAM}snapshot", "an initial copy cannot be repeated exactly, so only a resident capture can make one")
     request_timeout = duration(options, "requestTimeout", "2m", 1_000, 86_400_000)
     return CaptureOptions(config, count(options, "maxRowsPerTrigger", 100_000, _LARGEST), request_timeout)
 

@@ -79,6 +79,14 @@ class Link:
         with self._bounded():
             await self._connection.execute(script, prepare=False)
 
+    async def texts(self, statement: sql.Composed) -> list[tuple[bytes | None, ...]]:
+        """Run one statement without parameters, and return its rows in the server's text form. Raises psycopg.Error."""
+        with self._bounded():
+            result = (await self._connection.execute(statement, prepare=False)).pgresult
+        if result is None:
+            return []
+        return [tuple(result.get_value(row, column) for column in range(result.nfields)) for row in range(result.ntuples)]
+
     @contextlib.asynccontextmanager
     async def transaction(self, mode: LiteralString = "ISOLATION LEVEL READ COMMITTED") -> AsyncIterator[None]:
         """A transaction, durable once the block has been left; an exception rolls it back."""

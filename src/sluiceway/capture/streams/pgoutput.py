@@ -3,13 +3,14 @@
 A record's payload is a JSON object:
 
 * `table`: `schema.name`; a part that contains a dot or a double quote is in double quotes, as in SQL;
-* `op`: `insert`, `update`, `delete` or `truncate`;
+* `op`: `insert`, `update`, `delete` or `truncate`; `snapshot` for a row of the initial copy, which is as it was found;
 * `key`: the columns of the replica identity, as they were *before* the change (of an insert: as they are). With REPLICA IDENTITY FULL that
   is the whole old row. null: there is none;
 * `new`: the row after the change, or null;
 * `unchanged`: names of columns missing in `new`, since they are large, stored separately and unchanged; only present if there are any;
 * `committed_at`: commit time by the server's clock, in microseconds;
-* `lsn`, `xid`, `seq`: location of the commit in the log, transaction number, and the record's number within the transaction, from 1.
+* `lsn`, `xid`, `seq`: location of the commit in the log, transaction number, and the record's number within the transaction, from 1. Of a
+  `snapshot`, `lsn` is where the changes begin, and these and `committed_at` are null.
 
 To apply a change, remove `key` and then put `new`; `unchanged` columns stay as they were. An update that changes the key has the old one in
 `key`.
@@ -32,7 +33,7 @@ import msgspec
 
 from sluiceway.kernel.clock import Millis
 
-__all__ = ["Decoder", "Lsn", "ProtocolError", "Record", "Transaction", "format_lsn", "parse_lsn"]
+__all__ = ["Decoder", "Lsn", "ProtocolError", "Record", "Relation", "Transaction", "format_lsn", "parse_lsn", "qualified"]
 
 Lsn = int
 """A location in the server's log, in bytes."""
@@ -133,8 +134,9 @@ _Value = bytes | None | _Same
 """A value as JSON."""
 
 
-class _Relation:
-    """A table as the server has described it."""
+class Relation:
+    """A table as the server has described it: its name as in payloads, and of each column whether it belongs to the replica identity, its
+    name, and its type's OID."""
 
     def __init__(self, table: str, columns: Sequence[tuple[bool, str, int]]) -> None:
         self.table = table
@@ -166,6 +168,13 @@ class _Relation:
         new = b"{" + b",".join(pairs) + b"}"
         return new + b',"unchanged":[' + b",".join(same) + b"]" if same else new
 
+    def copied(self, row: Sequence[bytes | None], ending: bytes) -> Record:
+        """The record of a row as it is, given its values in the server's text form; `ending`: the payload's further fields."""
+        values = [None if value is None else as_json(value) for value, as_json in zip(row, self.as_json, strict=True)]
+        key, pairs = self.key(values)
+        payload = b'%s,"op":"snapshot","key":%s,"new":%s,%s}' % (self.opening, pairs, self.row(values), ending)
+        return Record("snapshot", key, payload)
+
 
 class _Message:
     """One message, read from its start, with checks against truncation."""
@@ -196,7 +205,7 @@ class _Message:
             raise ProtocolError("a message has the wrong length")
         return layout.unpack_from(self.data, 1)
 
-    def row(self, relation: _Relation) -> list[_Value]:
+    def row(self, relation: Relation) -> list[_Value]:
         if self.number(2) != len(relation.names):
             raise ProtocolError(f"a row of {relation.table} does not have the columns that the table has")
         row: list[_Value] = []
@@ -229,7 +238,7 @@ class Decoder:
 
     def __init__(self, after: Lsn = 0) -> None:
         self._after = after
-        self._relations: dict[int, _Relation] = {}
+        self._relations: dict[int, Relation] = {}
         self._open: Transaction | None = None
         self._skipping = False
         self._ending = b""
@@ -287,9 +296,9 @@ class Decoder:
             message.number(4)
         message.end()
         # The server omits the name of its own schema.
-        self._relations[oid] = _Relation(f"{_quoted(schema or 'pg_catalog')}.{_quoted(name)}", columns)
+        self._relations[oid] = Relation(qualified(schema or "pg_catalog", name), columns)
 
-    def _relation(self, message: _Message) -> _Relation:
+    def _relation(self, message: _Message) -> Relation:
         relation = self._relations.get(message.number(4))
         if relation is None:
             raise ProtocolError("a change in a table that was not described")
@@ -319,7 +328,7 @@ class Decoder:
                 raise ProtocolError(f"a change with the unknown part {part}")
         message.end()
 
-    def _add(self, relation: _Relation, op: str, key: tuple[str | None, bytes], new: bytes) -> None:
+    def _add(self, relation: Relation, op: str, key: tuple[str | None, bytes], new: bytes) -> None:
         transaction = self._open
         if transaction is None:
             raise ProtocolError("a change outside of a transaction")
@@ -327,6 +336,11 @@ class Decoder:
         payload = b'%s,"op":"%s","key":%s,"new":%s,%s%d}' % (relation.opening, op.encode(), key[1], new, self._ending, seq)
         transaction.size += len(payload)
         transaction.records.append(Record(op, key[0], payload))
+
+
+def qualified(schema: str, name: str) -> str:
+    """The `table` of a payload."""
+    return f"{_quoted(schema)}.{_quoted(name)}"
 
 
 def _quoted(name: str) -> str:

@@ -5,7 +5,7 @@ tables in parallel, divide them over several publications. A publication can be 
 
 * **Requirements**: PostgreSQL 13 or newer with `wal_level = logical`; a role with REPLICATION; publications that exist before the capture
   begins and are never dropped; `REPLICA IDENTITY` of tables as PostgreSQL demands it for updates and deletes. Changes from before the
-  slot's creation are not read.
+  slot's creation are not read, but the rows that there are by then can be copied first (`postgres_copy`).
 * **The slot keeps the server's log** until records are handed on, even without any reader. After ending a capture, drop its slots (`SELECT
   pg_drop_replication_slot('sluiceway_…')`).
 * **A batch is whole transactions.** One with more records than fit is a batch by itself, held in memory as a whole: at most 2 GB of
@@ -32,9 +32,11 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
+from sluiceway.capture.streams import postgres_copy
 from sluiceway.capture.streams.pgoutput import Decoder, Lsn, ProtocolError, Transaction, format_lsn, parse_lsn
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
@@ -45,7 +47,7 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 
 _LOG = logging.getLogger(__name__)
 
-OPTIONS = ("dsn_env", "dsn_file", "publications")
+OPTIONS = ("dsn_env", "dsn_file", "publications", "snapshot")
 
 SLACK: Millis = 10_000
 """Two concurrent commits may have their times in one order, and their places in the log in the other: by less than this."""
@@ -103,6 +105,8 @@ _SESSION = {
     # How soon the server notices a killed client, and stops its work for it. Servers before 14 finish it.
     "client_connection_check_interval": "1000",
 }
+# A copy keeps its snapshot while its records are handed on, and must not pass over rows silently.
+_COPY_SESSION = _SESSION | {"idle_in_transaction_session_timeout": "0", "row_security": "off"}
 _SET = """
 SELECT set_config(setting.name, wanted.value, false)
 FROM unnest(%s::text[], %s::text[]) AS wanted (name, value) JOIN pg_settings AS setting ON setting.name = wanted.name"""
@@ -112,7 +116,7 @@ def from_options(name: str, options: Mapping[str, str]) -> PostgresStream:
     """The stream of the capture of that name. Option names are case-insensitive.
 
     `publications`: their names, separated by commas. `dsn_env` or `dsn_file`: the environment variable, or the file, that contains the
-    connection string. Raises `invalid_request` that names the option.
+    connection string. `snapshot`: `initial`, to copy the tables first. Raises `invalid_request` that names the option.
     """
     given = named(options, OPTIONS)
     publications = [part.strip() for part in given.get("publications", "").split(",")]
@@ -121,7 +125,9 @@ def from_options(name: str, options: Mapping[str, str]) -> PostgresStream:
             raise invalid("publications", "expected names of publications, separated by commas")
     if len(set(publications)) < len(publications) or len(",".join(publications).encode()) > 1_000:
         raise invalid("publications", "one is named twice, or together they are longer than 1,000 bytes")
-    return PostgresStream(name, _dsn(given), publications)
+    if given.get("snapshot", "") not in ("", "initial"):
+        raise invalid("snapshot", f"expected initial, or nothing, not {given['snapshot'][:40]!r}")
+    return PostgresStream(name, _dsn(given), publications, snapshot=bool(given.get("snapshot")))
 
 
 def _dsn(options: Mapping[str, str]) -> str:
@@ -172,16 +178,21 @@ class _Found(NamedTuple):
 
 
 class PostgresStream:
-    """A ChangeStream. Positions are LSNs of the ends of commits, in PostgreSQL's notation."""
+    """A ChangeStream. Positions are LSNs of the ends of commits, in PostgreSQL's notation, and those of `postgres_copy` before."""
 
-    def __init__(self, name: str, dsn: str, publications: Sequence[str]) -> None:
+    def __init__(self, name: str, dsn: str, publications: Sequence[str], *, snapshot: bool = False) -> None:
+        """`snapshot`: new partitions begin with the rows that their tables have."""
         self._name, self._publications = name, list(publications)
         given = conninfo_to_dict(dsn)
         self._dsn = make_conninfo("", **{"application_name": f"sluiceway capture {name}", **given, "client_encoding": "UTF8"})
         self._slots: dict[str, _Slot] = {}
+        self._snapshot = snapshot
+        self._copies: dict[str, postgres_copy.InitialCopy] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def seeds(self, after: str) -> SeedsUpto:
-        """Create missing slots. Also raises `invalid_request`, with advice, if the server cannot be read.
+        """Create missing slots, unless a copy comes first: then its first reader does. Also raises `invalid_request`, with advice, if the
+        server cannot be read.
 
         An existing slot continues where it is. Creating one waits for the transactions open at that time.
         """
@@ -190,10 +201,15 @@ class PostgresStream:
         if not wanted:
             return SeedsUpto(after, ())
         await self._slot(wanted[0]).check(wanted)
-        born = [AnnouncedPartition(publication, start=format_lsn(await self._slot(publication).make())) for publication in wanted]
+        if self._snapshot:
+            born = [AnnouncedPartition(publication, start=postgres_copy.BEGIN) for publication in wanted]
+        else:
+            born = [AnnouncedPartition(publication, start=format_lsn(await self._slot(publication).make())) for publication in wanted]
         return SeedsUpto(",".join(sorted(known.union(wanted))), tuple(born))
 
     async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:
+        if postgres_copy.is_of_copy(position):
+            return await self._copy(partition).read(position, upto, limit)
         slot = self._slot(partition)
         try:
             after, until = parse_lsn(position), None if upto is None else parse_lsn(upto)
@@ -209,6 +225,9 @@ class PostgresStream:
             await asyncio.sleep(_POLL)
 
     async def kept(self, partition: str, position: str) -> None:
+        if postgres_copy.is_of_copy(position):
+            # The changes since the slot's beginning are still to be read.
+            return
         try:
             await self._slot(partition).keep(parse_lsn(position))
         except SluicewayError as error:
@@ -216,9 +235,18 @@ class PostgresStream:
             raise BrokenOffError(str(error)) from error
 
     def left(self, partition: str) -> None:
-        """Nothing to do: its slot has one idle connection here."""
+        """Let the snapshot of a copy go. Otherwise its slot has one idle connection here."""
+        copy = self._copies.pop(partition, None)
+        if copy is not None:
+            closing = asyncio.create_task(copy.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
+        for partition in list(self._copies):
+            self.left(partition)
+        if self._closing:
+            await asyncio.wait(self._closing)
         for slot in self._slots.values():
             await slot.close()
 
@@ -227,12 +255,17 @@ class PostgresStream:
             self._slots[publication] = _Slot(self._dsn, slot_name(self._name, publication), publication)
         return self._slots[publication]
 
+    def _copy(self, publication: str) -> postgres_copy.InitialCopy:
+        if publication not in self._copies:
+            self._copies[publication] = postgres_copy.InitialCopy(self._slot(publication))
+        return self._copies[publication]
+
 
 class _Slot:
     """One replication slot, and a connection to read it, for one call at a time."""
 
     def __init__(self, dsn: str, name: str, publication: str) -> None:
-        self._dsn, self._name, self._publication = dsn, name, publication
+        self._dsn, self._name, self.publication = dsn, name, publication
         quoted = publication.replace('"', '""')
         self._plugin = ["proto_version", "1", "publication_names", f'"{quoted}"']
         self._timeout = STATEMENT_TIMEOUT
@@ -269,9 +302,7 @@ class _Slot:
                 except psycopg.errors.DuplicateObject:
                     continue
                 except psycopg.errors.InsufficientPrivilege as error:
-                    raise invalid(
-                        "stream", f"the server refused to create a slot ({error}); grant it with ALTER ROLE … REPLICATION"
-                    ) from None
+                    raise _may_not_create(error) from None
             while look.confirmed is None and asyncio.get_running_loop().time() < deadline:
                 await asyncio.sleep(_POLL)
                 look = await self._look(link)
@@ -281,6 +312,52 @@ class _Slot:
             advice = f"SELECT pg_drop_replication_slot('{self._name}')"
             raise invalid("publications", f"the slot {self._name} cannot be read from; check it, then drop it: {advice}")
         return look.confirmed
+
+    async def begin_copy(self, is_first: bool) -> postgres_copy.Beginning:
+        """Begin a transaction whose snapshot is as of the slot's beginning, if `is_first` and the slot is not there; else as of now."""
+        link = await self._connections.connect()
+        try:
+            await link.execute(_SET, [list(_COPY_SESSION), list(_COPY_SESSION.values())])
+            look, since = await self._look(link), 0
+            if is_first and not look.exists:
+                async with self._exported() as snapshot:
+                    if snapshot is not None:
+                        begin = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}")
+                        await link.run(begin.format(sql.Literal(snapshot)))
+                        since = look.now - SLACK
+                look = await self._look(link)
+            if not since:
+                await link.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            self._check(look, look.flushed if look.confirmed is None else look.confirmed)
+            assert look.confirmed is not None
+            return postgres_copy.Beginning(link, look.confirmed, since)
+        except BaseException:
+            await link.close()
+            raise
+
+    @contextlib.asynccontextmanager
+    async def _exported(self) -> AsyncIterator[str | None]:
+        """Create the slot. For the block, there is a snapshot as of its beginning, of that name; None: another process has created it."""
+        # As long as transactions that are open now: it waits for them.
+        link = Link(await self._connect_for_replication(), _LONGEST / 1_000)
+        name = None
+        try:
+            with contextlib.suppress(psycopg.errors.DuplicateObject):
+                create = sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput EXPORT_SNAPSHOT").format(sql.Identifier(self._name))
+                ((_, _, snapshot, _),) = await link.texts(create)
+                name = None if snapshot is None else snapshot.decode()
+            yield name
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise _may_not_create(error) from None
+        finally:
+            await link.close()
+
+    async def _connect_for_replication(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+        try:
+            async with asyncio.timeout(self._timeout / 1_000):
+                return await psycopg.AsyncConnection.connect(make_conninfo(self._dsn, replication="database"), autocommit=True)
+        except (TimeoutError, OSError) as error:
+            raise BrokenOffError(f"{self.publication}: the server cannot be reached: {str(error) or 'time-out'}") from error
 
     async def next(self, after: Lsn, limit: int) -> Batch:
         """The next batch after that position; possibly empty."""
@@ -391,26 +468,31 @@ class _Slot:
     @contextlib.asynccontextmanager
     async def _one(self) -> AsyncIterator[Link]:
         """The connection, for one call. Its faults become BrokenOffError."""
+        async with self.faults(), self._connections.one() as link:
+            if link is not self._link:
+                self._link, self._barren = link, None
+                await link.execute(_SET, [list(_SESSION), list(_SESSION.values())])
+            yield link
+
+    @contextlib.asynccontextmanager
+    async def faults(self) -> AsyncIterator[None]:
+        """Turn the faults of a connection into BrokenOffError, and the server's lasting errors into SluicewayError."""
         try:
-            async with self._connections.one() as link:
-                if link is not self._link:
-                    self._link, self._barren = link, None
-                    await link.execute(_SET, [list(_SESSION), list(_SESSION.values())])
-                yield link
+            yield
         except StoreUnavailableError as error:
             raise BrokenOffError(str(error)) from error
         except psycopg.errors.QueryCanceled as error:
             await self._be_patient()
-            raise BrokenOffError(f"{self._publication}: {error}; the next attempt may take {self._timeout // 1_000} s") from error
+            raise BrokenOffError(f"{self.publication}: {error}; the next attempt may take {self._timeout // 1_000} s") from error
         except psycopg.Error as error:
             raise self._meaning(error) from error
 
     def _meaning(self, error: psycopg.Error) -> Exception:
         state = error.sqlstate or ""
         if not state.startswith(_LASTING):
-            return BrokenOffError(f"{self._publication}: {str(error) or 'the connection was cut'}")
+            return BrokenOffError(f"{self.publication}: {str(error) or 'the connection was cut'}")
         advice = _ADVICE.get(state, "")
-        return SluicewayError("forbidden" if state in _FORBIDDEN else "invalid_request", f"{self._publication}: {error}{advice}")
+        return SluicewayError("forbidden" if state in _FORBIDDEN else "invalid_request", f"{self.publication}: {error}{advice}")
 
     async def _be_patient(self) -> None:
         self._timeout = min(2 * self._timeout, _LONGEST)
@@ -427,6 +509,10 @@ class _Slot:
                 if asyncio.get_running_loop().time() > deadline:
                     raise BrokenOffError(str(error)) from error
             await asyncio.sleep(_POLL / 2)
+
+
+def _may_not_create(error: psycopg.Error) -> SluicewayError:
+    return invalid("stream", f"the server refused to create a slot ({error}); grant it with ALTER ROLE … REPLICATION")
 
 
 def _first(transactions: Sequence[Transaction], limit: int) -> list[Transaction]:
