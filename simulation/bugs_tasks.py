@@ -208,13 +208,13 @@ def forgets_children(original: Any) -> Any:
 @bug(task_fold, "_needed")
 def removes_what_children_wait_for(original: Any) -> Any:
     """A finished partition is removed at once."""
-    return lambda partitions: {token: each for token, each in partitions.items() if each.phase != "finished"}
+    return lambda partitions, waiting, parents: {token: each for token, each in partitions.items() if each.phase != "finished"}
 
 
 @bug(task_fold, "_needed")
 def removes_nothing(original: Any) -> Any:
     """A finished partition is never removed."""
-    return lambda partitions: partitions
+    return lambda partitions, waiting, parents: partitions
 
 
 @bug(task_fold, "_seeds")
@@ -273,6 +273,17 @@ def restores_from_where_the_snapshot_stands(original: Any) -> Any:
         return found
 
     return restore
+
+
+@bug(task_fold, "_snapshots")
+def takes_a_part_for_a_snapshot(original: Any) -> Any:
+    """A member starts from what there is of a snapshot whose other parts are missing."""
+
+    def snapshots(entries: list[Entry]) -> Iterator[State]:
+        yield from original(entries)
+        yield from (record.state for seq, record in entries if isinstance(record, Snapshot) and record.state.seq < seq)
+
+    return snapshots
 
 
 @bug(tasks_checks, "watermark")

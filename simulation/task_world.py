@@ -7,8 +7,9 @@ slowly, and snapshots and trimming of the log happen at any time. `tasks_checks`
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -18,7 +19,8 @@ from simulation.tasks_checks import TruthLog
 from simulation.tasks_stream import POINTS, Positions, Stream
 from simulation.world import EventLog
 from sluiceway.core.group.task_member import ChildrenFound, Elected, Going, Pace, Prepared, Preset, SeedsFound, TaskMember
-from sluiceway.core.group.task_state import CancelMove, Move, Record, Snapshot
+from sluiceway.core.group.task_parts import RECORD_BYTES, cut_snapshot
+from sluiceway.core.group.task_state import CancelMove, Move, Record
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.task_records import Group
 
@@ -107,6 +109,8 @@ class TasksWorld:
         self.stream = Stream(self.random, self.weather.early, self.weather.steps, moves if moves.random() < 0.5 else None)
         self.positions = Positions()
         self.log = TruthLog(self.stream, self.positions)
+        self.record_bytes = moves.choice([200, 1_000, RECORD_BYTES])
+        """Where records are cut into parts."""
         self.preset: Preset = self.random.choice(["log-leader", "finisher-hint"])
         self.traffic: Millis = self.random.choice([500, 1_500, 3_000])
         self.now: Millis = 0
@@ -209,7 +213,7 @@ class TasksWorld:
             self._start()
 
     def _start(self) -> None:
-        member = TaskMember(f"m{next(self.names)}", self.preset, PACE)
+        member = TaskMember(f"m{next(self.names)}", self.preset, PACE, record_bytes=self.record_bytes)
         most = self.random.choice([1, 3, 100])
         actor = Actor(member, len(self.log.history) - 1, most, lagging=self.random.random() < self.weather.laggards)
         self.note(actor.name, "starts")
@@ -257,7 +261,10 @@ class TasksWorld:
 
     def _snapshot(self) -> None:
         for actor in self._one():
-            self.append(actor.name, Snapshot(actor.member.state))
+            parts = cut_snapshot(actor.member.state, self.record_bytes)
+            # One call appends them: in order, all or some.
+            parts = [part for part in parts if not self.chance(self.weather.lost / len(parts))]
+            self.after(self.some(self.weather.slow + 1), partial(self._land_all, actor.name, parts))
 
     def _trim(self) -> None:
         self.note("the log is trimmed up to", self.log.trim())
@@ -335,6 +342,10 @@ class TasksWorld:
         self.after(self.some(self.weather.slow + 1), lambda: self._lands(author, record))
         if self.chance(self.weather.doubled):
             self.after(self.some(self.random.choice([1, 1, 20]) * self.weather.slow + 1), lambda: self._lands(author, record))
+
+    def _land_all(self, author: str, records: Sequence[Record]) -> None:
+        for record in records:
+            self._lands(author, record)
 
     def _lands(self, author: str, record: Record) -> None:
         self.appended_at = self.now

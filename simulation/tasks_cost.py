@@ -6,10 +6,13 @@ messages, each as small and as few as possible.
 
 from __future__ import annotations
 
+import argparse
+import resource
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sluiceway.core.group.task_fold import fold
+from sluiceway.core.group.task_fold import fold, fold_all
 from sluiceway.core.group.task_member import (
     Append,
     AskSeeds,
@@ -27,7 +30,8 @@ from sluiceway.core.group.task_member import (
     TaskMember,
     Tick,
 )
-from sluiceway.core.group.task_state import Record, Snapshot, State, encode
+from sluiceway.core.group.task_parts import cut_snapshot
+from sluiceway.core.group.task_state import Finish, Record, Snapshot, State, encode
 from sluiceway.model.task_records import AnnouncedPartition, Group
 
 MEMBERS, PARTITIONS = 200, 2_000
@@ -49,7 +53,8 @@ class Fleet:
         self.partitions, self.preset = partitions, preset
         self.members: dict[str, TaskMember] = {}
         self.said: list[Record] = []
-        self.generation = 0
+        self.generation = self.largest = 0
+        """`largest`: bytes of the largest record."""
         for number in range(members):
             self.start(number)
         self.settle()
@@ -70,19 +75,23 @@ class Fleet:
             self.tell(member, Elected(group))
 
     def tell(self, member: TaskMember, event: Event) -> None:
-        for effect in member.step(event, 0):
-            match effect:
-                case Append():
-                    self.said.append(effect.record)
-                case Open():
-                    self.tell(member, Opened(effect.token, effect.grant, None))
-                case Stop():
-                    self.tell(member, Stopped(effect.token, effect.grant))
-                case AskSeeds():
-                    self.tell(member, SeedsFound(effect.after, "all", self._seeds() if not effect.after else ()))
-                case _:
-                    # Nothing is read, and election results are delivered by hand.
-                    pass
+        """Tell a member, and whatever its readers and the stream answer, together, as its driver does."""
+        events: list[Event] = [event]
+        while events:
+            effects, events = member.step_all(events, 0), []
+            for effect in effects:
+                match effect:
+                    case Append():
+                        self.said.append(effect.record)
+                    case Open():
+                        events.append(Opened(effect.token, effect.grant, None))
+                    case Stop():
+                        events.append(Stopped(effect.token, effect.grant))
+                    case AskSeeds():
+                        events.append(SeedsFound(effect.after, "all", self._seeds() if not effect.after else ()))
+                    case _:
+                        # Nothing is read, and election results are delivered by hand.
+                        pass
 
     def _seeds(self) -> tuple[AnnouncedPartition, ...]:
         return tuple(AnnouncedPartition(f"shardId-{number:012}", (), f"{number:056}") for number in range(self.partitions))
@@ -95,7 +104,8 @@ class Fleet:
             steps += 1
             said, self.said = self.said, []
             for record in said:
-                messages, size = messages + 1, size + len(encode(record))
+                length = len(encode(record))
+                messages, size, self.largest = messages + 1, size + length, max(self.largest, length)
                 kinds[type(record).__name__] = kinds.get(type(record).__name__, 0) + 1
                 self.state = fold(self.state, self.state.seq + 1, record)
             for member in self.members.values():
@@ -193,7 +203,45 @@ def table(fleet: Callable[[Preset], Fleet] = lambda preset: Fleet(preset=preset)
     return rows
 
 
+def scale(members: int, partitions: int) -> list[str]:
+    """How long one process takes for all of these members, by its own CPU time, and what goes to the log.
+
+    Partitions are counted that finish, each with two children, beside all of these. Memory: the most that the process had.
+    """
+    began = time.process_time()
+    fleet = Fleet(members, partitions)
+    lines = [f"{members} members, {partitions:,} partitions: assigned in {time.process_time() - began:.1f} s"]
+    for what, act in (("finish", fleet.finish_one), ("lost", fleet.lose_one), ("leader", fleet.lose_leader), ("came", fleet.gain_one)):
+        began = time.process_time()
+        cost = act()
+        lines.append(f"{what}: {cost.messages} messages, {cost.bytes:,} B, {time.process_time() - began:.2f} s for all members")
+    lines.append(f"the largest record: {fleet.largest:,} B")
+    state, finishes, count = fleet.state, list[Finish](), 200
+    for token, each in list(state.partitions.items())[: 2 * count]:
+        children = tuple(AnnouncedPartition(f"{token}-{side}", (token,), f"{side:056}") for side in (1, 2))
+        finishes.append(Finish(token, each.grant, children, 1_700_000_000_000))
+    began = time.process_time()
+    for record in finishes[:count]:
+        state = fold(state, state.seq + 1, record)
+    between = time.process_time()
+    state = fold_all(state, list(enumerate(finishes[count:], state.seq + 1)))
+    together = (time.process_time() - between) / count
+    lines.append(f"folding a record: {(between - began) / count * 1_000:.2f} ms alone, {together * 1_000:.2f} ms of {count} together")
+    began = time.process_time()
+    sizes = [len(encode(part)) for part in cut_snapshot(state)]
+    lines.append(f"a snapshot: {len(sizes)} records, {sum(sizes):,} B, the largest {max(sizes):,} B, {time.process_time() - began:.2f} s")
+    lines.append(f"memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10:,} MiB")
+    return lines
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--members", type=int, default=MEMBERS)
+    parser.add_argument("--partitions", type=int, default=0, help="so many: the time and memory of a large capture")
+    given = parser.parse_args()
+    if given.partitions:
+        print("\n".join(scale(given.members, given.partitions)))
+        return
     print(f"{MEMBERS} members, {PARTITIONS} partitions")
     print("\n".join(table()))
     fleet = Fleet()

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from sluiceway.core.group.task_fold import fold, judge, restore, trimmable, watermark
+from sluiceway.core.group.task_fold import fold, fold_all, judge, restore, trimmable, watermark
+from sluiceway.core.group.task_parts import cut_snapshot
 from sluiceway.core.group.task_state import (
     Assign,
     CancelMove,
@@ -49,7 +50,7 @@ class FoldMachine(RuleBasedStateMachine):
         self.gone: set[str] = set()
         self.finished: set[str] = set()
         self.times: dict[str, int] = {}
-        self.points = 0
+        self.points = self.trimmed = 0
         self.reached: dict[tuple[str, int], Reach] = {}
         """The barriers that count."""
         self.watermark = 0
@@ -210,10 +211,15 @@ class FoldMachine(RuleBasedStateMachine):
         known = token in self.state.partitions and bool(self.state.leader)
         return self.say(Supersede(self.state.term, token, self.children(token, more if known else 0, others)))
 
-    @rule(target=said, back=st.integers(0, 10), of_another_log=st.sampled_from([False, False, False, True]))
-    def snapshot(self, back: int, of_another_log: bool) -> Record:
+    @rule(
+        target=said,
+        back=st.integers(0, 10),
+        of_another_log=st.sampled_from([False, False, False, True]),
+        most=st.sampled_from([100, 10_000]),
+    )
+    def snapshot(self, back: int, of_another_log: bool, most: int) -> Record:
         state = State(seq=10_000) if of_another_log else self.history[max(0, len(self.history) - 1 - back)]
-        return self.say(Snapshot(state))
+        return [self.say(part) for part in cut_snapshot(state, most)][-1]
 
     @rule(target=said, record=consumes(said))
     def again(self, record: Record) -> Record:
@@ -222,13 +228,22 @@ class FoldMachine(RuleBasedStateMachine):
 
     @rule()
     def trim(self) -> None:
-        self.entries = [entry for entry in self.entries if entry[0] > trimmable(self.state)]
+        self.trimmed = trimmable(self.state)
+        self.entries = [entry for entry in self.entries if entry[0] > self.trimmed]
 
     # ---- what holds -------------------------------------------------------------------------------------------------
 
     @invariant()
     def what_is_left_gives_the_state(self) -> None:
         assert restore(self.entries) == self.state
+
+    @invariant()
+    def records_may_be_folded_together(self) -> None:
+        for back in (3, 20):
+            before = self.history[max(0, len(self.history) - 1 - back)]
+            frozen = encode(Snapshot(before))
+            assert fold_all(before, [entry for entry in self.entries if entry[0] > before.seq]) == self.state or self.trimmed > before.seq
+            assert encode(Snapshot(before)) == frozen, "a state has been changed in its place"
 
     @invariant()
     def each_partition_is_of_one_kind(self) -> None:

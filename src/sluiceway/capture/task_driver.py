@@ -44,7 +44,8 @@ from sluiceway.core.group.task_member import (
     TaskMember,
     Tick,
 )
-from sluiceway.core.group.task_state import Snapshot, State, encode
+from sluiceway.core.group.task_parts import cut_snapshot
+from sluiceway.core.group.task_state import State, encode
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.task_records import AnnouncedPartition
@@ -318,9 +319,11 @@ class TaskRunner:
         if not self.leads or self._go_by is not None:
             return
         if now >= self._chores_at:
-            if state.seq - state.kept_from >= max(timing.snapshot, len(state.partitions)):
+            # Seeds of which more are to come would make it large, and come soon.
+            if not state.staged and state.seq - state.kept_from >= max(timing.snapshot, len(state.partitions)):
                 self._chores_at = now + timing.chores
-                self._say(encode(Snapshot(state)))
+                for part in cut_snapshot(state):
+                    self._say(encode(part))
             elif trimmable(state) > self._trimmed:
                 self._chores_at = now + timing.chores
                 self._begin(self._trim(trimmable(state)))

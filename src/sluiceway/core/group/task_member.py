@@ -13,8 +13,9 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from sluiceway.core.group.task_fold import broken_rule, fold, may_cross
+from sluiceway.core.group.task_fold import broken_rule, fold_all, may_cross
 from sluiceway.core.group.task_leader import Division, divide, hints, next_term
+from sluiceway.core.group.task_parts import RECORD_BYTES, cut_owners, cut_seeds, cut_tokens
 from sluiceway.core.group.task_state import (
     Assign,
     CancelMove,
@@ -225,8 +226,16 @@ class _Reader:
 class TaskMember:
     """One member, for the lifetime of its process; `name` is never reused."""
 
-    def __init__(self, name: str, preset: Preset = "log-leader", pace: Pace | None = None, state: State | None = None) -> None:
-        self.name, self.preset, self.pace = name, preset, pace or Pace()
+    def __init__(
+        self,
+        name: str,
+        preset: Preset = "log-leader",
+        pace: Pace | None = None,
+        state: State | None = None,
+        record_bytes: int = RECORD_BYTES,
+    ) -> None:
+        """`record_bytes`: where records are cut into parts, the same for all members."""
+        self.name, self.preset, self.pace, self._record_bytes = name, preset, pace or Pace(), record_bytes
         self.state = state or State()
         self.leaving = False
         self._prepared_at: int | None = None
@@ -237,6 +246,8 @@ class TaskMember:
         self._said: dict[Hashable, Millis] = {}
         self._wanted: set[Hashable] = set()
         self._seeds: SeedsFound | None = None
+        self._seed_parts: list[tuple[AnnouncedPartition, ...]] = []
+        self._mine: tuple[State, dict[str, Partition]] | None = None
         self._children: dict[str, ChildrenFound] = {}
         self._divided: tuple[State, Division] | None = None
 
@@ -266,7 +277,7 @@ class TaskMember:
             case Elected():
                 self._group = event.group
             case SeedsFound():
-                self._seeds = event
+                self._seeds, self._seed_parts = event, cut_seeds(event.partitions, self._record_bytes)
             case ChildrenFound():
                 self._children[event.token] = event
             case Going():
@@ -278,10 +289,7 @@ class TaskMember:
         return []
 
     def _fold(self, entries: tuple[Entry, ...], now: Millis) -> None:
-        state = self.state
-        for seq, record in entries:
-            state = fold(state, seq, record)
-        self._become(state, now)
+        self._become(fold_all(self.state, entries), now)
 
     def _become(self, state: State, now: Millis) -> None:
         if state.term != self.state.term:
@@ -320,7 +328,10 @@ class TaskMember:
 
     def _read(self, now: Millis) -> Iterator[Effect]:
         """Stop readers that have lost their partition, open those that may read."""
-        mine = self.state.owned(self.name)
+        # Looked for once in each state: there may be very many.
+        if self._mine is None or self._mine[0] is not self.state:
+            self._mine = self.state, self.state.owned(self.name)
+        mine = self._mine[1]
         for token, reader in list(self._readers.items()):
             partition = mine.get(token)
             if partition is None or partition.grant != reader.grant:
@@ -426,14 +437,14 @@ class TaskMember:
             self._divided = (state, divide(state))
         division, term = self._divided[1], state.term
         assign = {token: to for token, to in division.assign.items() if self._say(("assign", term, token), now)}
-        if assign:
-            yield Append(Assign(term, assign))
+        for owners in cut_owners(assign, self._record_bytes):
+            yield Append(Assign(term, owners))
         cancel = tuple(token for token in division.cancel if self._say(("cancel", term, token, state.partitions[token].grant), now))
-        if cancel:
-            yield Append(CancelMove(term, cancel))
+        for tokens in cut_tokens(cancel, self._record_bytes):
+            yield Append(CancelMove(term, tokens))
         move = {token: to for token, to in division.move.items() if self._say(("move", term, token), now)}
-        if move:
-            yield Append(Move(term, move))
+        for owners in cut_owners(move, self._record_bytes):
+            yield Append(Move(term, owners))
 
     def _contend(self, now: Millis) -> Iterator[Effect]:
         """Call for the term it leads, if the election names it leader."""
@@ -456,8 +467,11 @@ class TaskMember:
         if seeds is None or seeds.after != state.sown:
             if self._say(("ask", state.sown), now):
                 yield AskSeeds(state.sown)
-        elif seeds.upto != seeds.after and self._say(("seeds", seeds.upto), now):
-            yield Append(Seeds(state.term, seeds.after, seeds.upto, seeds.partitions))
+        elif seeds.upto != seeds.after:
+            point, begun = state.sowing
+            for part in range(begun if point == seeds.upto else 0, len(self._seed_parts)):
+                if self._say(("seeds", seeds.upto, part), now):
+                    yield Append(Seeds(state.term, seeds.after, seeds.upto, self._seed_parts[part], part, len(self._seed_parts)))
         for token, found in list(self._children.items()):
             new = any(born.token not in state.partitions for born in found.children)
             if not new or token not in state.partitions or state.partitions[token].phase == "finished":

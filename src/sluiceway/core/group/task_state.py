@@ -35,7 +35,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     `joined`: the prepared members, each with the number of its record; `members`: those of them in the term, in order. `leader` is empty
     once it has left. `sown`: how far the stream's seeds are known, in the stream's own words. `kept_from`: what a snapshot in the log
     covers; no record with that number or a lower one is needed. `given`: handoffs whose source has passed them, and whose target has not
-    come to them. `awaited`: handoffs whose source has not passed them, each with the partition that waits for it.
+    come to them. `awaited`: handoffs whose source has not passed them, each with the partition that waits for it. `staged`: seeds up to a
+    further point, of which more parts are to come: `sowing` has that point and the number of parts. `snapping`: the record up to which an
+    unfinished snapshot covers, and the number of its parts.
     """
 
     seq: int = 0
@@ -50,6 +52,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     kept_from: int = 0
     given: tuple[str, ...] = ()
     awaited: dict[str, str] = {}
+    staged: tuple[AnnouncedPartition, ...] = ()
+    sowing: tuple[str, int] = ("", 0)
+    snapping: tuple[int, int] = (0, 0)
 
     def owned(self, name: str) -> dict[str, Partition]:
         """The partitions of that member."""
@@ -89,12 +94,14 @@ class Term(msgspec.Struct, frozen=True, array_like=True, tag="term"):
 
 
 class Seeds(msgspec.Struct, frozen=True, array_like=True, tag="seeds"):
-    """All seeds of the stream between two points that the stream names itself."""
+    """All seeds of the stream between two points that the stream names itself, or one of several parts of them: they count together."""
 
     term: int
     after: str
     upto: str
     partitions: tuple[AnnouncedPartition, ...]
+    part: int = 0
+    parts: int = 1
 
 
 class Assign(msgspec.Struct, frozen=True, array_like=True, tag="assign"):
@@ -160,9 +167,14 @@ class Reach(msgspec.Struct, frozen=True, array_like=True, tag="reach"):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
-    """The state after an earlier record, `state.seq`. Valid whichever member wrote it: it follows from the log."""
+    """The state after an earlier record, `state.seq`. Valid whichever member wrote it: it follows from the log.
+
+    Of several parts, each has some of the partitions.
+    """
 
     state: State
+    part: int = 0
+    parts: int = 1
 
 
 Decision = Seeds | Assign | Move | CancelMove | Supersede
