@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,7 @@ from sluiceway.adapters.storage.bucket_proof import Proof
 from sluiceway.ports.object_store import UnknownWriteError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
+from tests.server.server_process import PATIENCE
 from tests.servers.azurite_server import AzuriteServer
 from tests.servers.fake_gcs_server import FakeGcsServer
 from tests.servers.faulty_bucket import FaultyBucket, faulty_bucket
@@ -134,3 +137,29 @@ async def test_a_read_that_fails_is_no_missing_object(faulty: FaultyBucket, faul
         with pytest.raises(StoreUnavailableError):
             await read()
         assert faulty.mend() == 1
+
+
+LISTS = """
+import asyncio, sys
+from sluiceway.adapters.storage.bucket_objects import in_s3
+
+async def main():
+    objects = in_s3("tests", "", region="none", endpoint=sys.argv[1], access_key_id="tests", secret_access_key="tests")
+    given_up = asyncio.ensure_future(objects.get("name"))
+    await objects.list("", "")
+    given_up.cancel()
+    await objects.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_may_end_right_after_it_has_closed_the_bucket(faulty: FaultyBucket) -> None:
+    """The library's threads come back into Python after the last answer, and abort a process that is ending."""
+    for _ in range(4):
+        processes = [
+            subprocess.Popen([sys.executable, "-c", LISTS, faulty.url], stderr=subprocess.PIPE, text=True) for _ in range(AT_ONCE // 4)
+        ]
+        for each in processes:
+            _, said = each.communicate(timeout=PATIENCE)
+            assert (each.returncode, said) == (0, "")

@@ -42,8 +42,10 @@ def opened_bucket(text: str) -> Iterator[BackupBucket]:
     """The backups at that URL, or at the one that `env:NAME` or `file:PATH` has, for the length of a block. Raises `invalid_request`."""
     bucket = open_bucket(read_secret(text, "dir", os.environ) or text, "dir")
     with BucketCalls(bucket.name) as calls:
-        yield BackupBucket(HedgedReads(bucket.objects), calls)
-        calls.run(bucket.objects.close())
+        try:
+            yield BackupBucket(HedgedReads(bucket.objects), calls)
+        finally:
+            calls.run(bucket.objects.close())
 
 
 class BackupBucket:

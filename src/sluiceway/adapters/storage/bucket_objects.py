@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from hashlib import md5
+from pathlib import Path
 from typing import Any, Final
 
 import obstore
@@ -44,6 +45,13 @@ CHECKED: Final = 1 << 20
 replaced, or the meta store of a very large cluster."""
 AGAIN: Final = 0.05
 """Seconds until a read that does not fit its tag is repeated."""
+
+CHECK_PAUSE: Final = 0.005
+"""Seconds between two looks at the library's threads, in which they may enter Python."""
+CHECKS: Final = 3
+"""Looks in a row at which they rest."""
+MAX_CHECKS: Final = 60
+"""Looks at most: others may use the library still."""
 
 _CLIENT: dict[str, Any] = {
     "connect_timeout": timedelta(seconds=3),
@@ -173,7 +181,14 @@ class BucketObjects:
                     continue
 
     async def close(self) -> None:
-        """No-op: its connections are closed with it."""
+        """Wait until the library's threads rest. One of them may still be on its way out of Python after the last answer, and would abort
+        a process that ends then. Its connections are closed with the object."""
+        resting = 0
+        for _ in range(MAX_CHECKS):
+            await asyncio.sleep(CHECK_PAUSE)
+            resting = resting + 1 if _threads_rest() else 0
+            if resting == CHECKS:
+                return
 
 
 @contextmanager
@@ -200,6 +215,17 @@ def _writing() -> Iterator[None]:
         if EXPIRED in str(error):
             raise StoreUnavailableError(_words(error)) from error
         raise UnknownWriteError(_words(error)) from error
+
+
+def _threads_rest() -> bool:
+    """Whether none of the library's threads runs or waits for a processor. Only Linux tells."""
+    for stat in Path("/proc/self/task").glob("*/stat"):
+        # A thread may have ended.
+        with suppress(OSError):
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            if name.startswith("tokio") and rest.split()[0] == "R":
+                return False
+    return True
 
 
 def _tag(about: Any) -> str:
