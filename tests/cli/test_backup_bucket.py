@@ -258,6 +258,14 @@ def test_a_bucket_that_fails_fails_the_backup_and_leaves_the_others(world: World
     assert world.check() == before
 
 
+def test_a_backup_is_complete_though_the_server_has_gone_by_then(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_backup(backup_id: str) -> None:
+        raise SluicewayError("unavailable", "cannot reach the server")
+
+    monkeypatch.setattr(world.server, "end_backup", end_backup)
+    assert world.process().create().backup_id == world.check()[0]
+
+
 def test_another_backup_of_the_server_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup_copy, "PAUSE", 0.0)
     refusals = [SluicewayError("too_many_requests", "another backup of this server is being read")] * (2 * backup_copy.TRIES)

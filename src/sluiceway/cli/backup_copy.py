@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -66,7 +67,9 @@ def _copied(session: Session, backups: Backups) -> Manifest:
     except OSError as error:
         raise invalid("dir", f"{backups.name} cannot be written: {error.strerror}") from error
     finally:
-        client.end_backup(begun.backup_id)
+        # The copy is complete or not, whatever becomes of the server. Without this call it ends the backup by itself.
+        with contextlib.suppress(SluicewayError):
+            client.end_backup(begun.backup_id)
     return manifest
 
 
