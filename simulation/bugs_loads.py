@@ -54,12 +54,6 @@ def makes_no_moves(original: Any) -> Any:
     return lambda *_: {}
 
 
-@bug(load_balance, "noticeable")
-def reports_only_once(original: Any) -> Any:
-    """A member reports its loads when it begins, and never again."""
-    return lambda before, after: before is None
-
-
 @bug(Beating, "report")
 def counts_on_the_first_beat(original: Any) -> Any:
     """A report is never sent."""
