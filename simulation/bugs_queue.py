@@ -231,7 +231,7 @@ def keeps_lease_keys_waiting_for_all(original: Any) -> Any:
 def lets_a_lease_key_block_the_line(original: Any) -> Any:
     """A waiter blocked by its lease key blocks all waiters behind it."""
 
-    def assign(self: Any, now: int) -> Any:
+    def assign(self: Any, now: int, *more: Any) -> Any:
         def is_free(waiter: tuple[int, Any]) -> bool:
             ticket = waiter[1]
             return not ticket.keyed or not (self._keyed(ticket, now) or self._hides_leases(ticket))
@@ -239,7 +239,7 @@ def lets_a_lease_key_block_the_line(original: Any) -> Any:
         waiters = self.waiters
         self.waiters = dict(takewhile(is_free, waiters.items()))
         try:
-            return original(self, now)
+            return original(self, now, *more)
         finally:
             self.waiters = waiters
 
