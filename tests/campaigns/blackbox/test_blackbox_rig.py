@@ -1,0 +1,105 @@
+"""The campaign imports nothing of the product; its histories can be read again, its library strikes, its planted bugs can be planted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.blackbox import __main__ as campaign
+from tests.campaigns.blackbox.faulty_system import FaultySystem, Mischief
+from tests.campaigns.blackbox.operation_log import Fault, Operation, RoundLog, name_of, payload_of, read_round
+from tests.campaigns.blackbox.planted_bugs import BUGS, SOURCE, PlantedBug
+
+
+def test_it_imports_nothing_of_the_product() -> None:
+    look = "import sys; import tests.campaigns.blackbox.__main__; print([name for name in sys.modules if name.startswith('sluiceway')])"
+    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_can_be_planted(bug: PlantedBug) -> None:
+    for edit in bug.edits:
+        assert (SOURCE / edit.file).read_text().count(edit.text) == 1
+
+
+def test_a_history_can_be_read_again(tmp_path: Path) -> None:
+    log = RoundLog(tmp_path / "round-001.jsonl")
+    log.operation(Operation("c", "lease", "q", 1.0, None, "unknown", {"batch": 1}))
+    log.fault(Fault("kill", "server", 1.0, 2.0))
+    log.round.observed.append("seen")
+    log.round.is_drained = True
+    assert read_round(log.close()) == log.round
+    assert [path.name for path in tmp_path.iterdir()] == ["round-001.jsonl.gz"]
+
+
+def test_a_payload_tells_its_name_and_no_damaged_one_does() -> None:
+    payload = payload_of("1p0.3.1")
+    assert name_of(payload) == "1p0.3.1"
+    assert name_of(payload[:-1]) is None
+    assert name_of(payload.replace("1p0.3.1", "1p0.3.2")) is None
+
+
+_PROGRAM = """
+import os, sys, time
+sys.stdin.readline()
+for path in sys.argv[1:]:
+    file = os.open(path, os.O_CREAT | os.O_WRONLY)
+    for call in (lambda: os.pwrite(file, b"x", 0), lambda: os.fsync(file)):
+        try:
+            call()
+            print(0)
+        except OSError as error:
+            print(error.errno)
+print(round(time.time()))
+"""
+
+
+def test_a_faulty_system_strikes_what_is_written_below_its_folder_and_the_clock(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    try:
+        system = FaultySystem(tmp_path, "server", data)
+    except OSError as error:
+        pytest.skip(f"NOTHING IS TESTED OF FAULTY SYSTEMS: {error}")
+    paths = [str(data / "file"), str(tmp_path / "other")]
+    environment = {**os.environ, **system.environment()}
+    command, pipe = [sys.executable, "-c", _PROGRAM, *paths], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as child:
+        # The process runs already: what it reads is what is changed now.
+        system.befall(Mischief(clock=-1_000_000_000, write_error=errno.ENOSPC, sync_error=errno.EIO))
+        output, _ = child.communicate("\n")
+    *results, clock = map(int, output.split())
+    assert results == [errno.ENOSPC, errno.EIO, 0, 0]
+    assert clock < 1_500_000_000
+    assert system.end() == 2
+    assert system.end() == 0
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+def test_a_campaign_finds_nothing_wrong_and_tells_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--storage", "sqlite", "--minutes", "0.1", "--round", "12", "--faults", "kill", "--faults", "freeze"]
+    code = campaign.main([*arguments, "--folder", str(tmp_path / "kept")])
+    assert code == 0, capsys.readouterr().out
+    folder = tmp_path / "kept" / "sqlite"
+    page = (folder / "index.html").read_text()
+    assert "0 anomalies" in page
+    for picture in ("campaign.svg", "round-001.svg"):
+        assert picture in page
+        assert (folder / picture).read_text().count("<path") > 10
+    assert campaign.main(["judge", str(folder)]) == 0
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", ["ignored-delay", "forgotten-keys"])
+def test_a_planted_bug_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], bug: str) -> None:
+    code = campaign.main(["planted", bug, "--folder", str(tmp_path / "kept")])
+    assert code == 0, capsys.readouterr().out
+    assert (tmp_path / "kept" / bug / "round-001-item-0.svg").exists() or "after" in capsys.readouterr().out
