@@ -136,6 +136,22 @@ async def test_a_copy_and_the_changes_after_it_fit_exactly(source: Source) -> No
 
 
 @driven
+async def test_a_copy_that_begins_under_writes_fits_exactly(source: Source) -> None:
+    """What is written between the slot's beginning and the first read of the copy is in one of the two."""
+    source.publish("{name} (id int PRIMARY KEY, n int)")
+    source.run("INSERT INTO {name} SELECT n, 0 FROM generate_series(1, 5000) AS n")
+    for _ in range(3):
+        stream = copying(source)
+        with writing(source):
+            reading = Reading(source, await begun(stream))
+            await reading.copy(stream, limit=1_000)
+        await reading.changes(stream)
+        assert by_id(applied(reading.records, strict=True).values()) == rows_of(source)
+        await stream.close()
+        source.run(f"SELECT pg_drop_replication_slot('{source.slot}')")
+
+
+@driven
 async def test_a_copied_row_is_as_an_inserted_one(source: Source) -> None:
     columns = ", ".join(f"c{n} {kind}" for n, (kind, _, _) in enumerate(TYPES))
     values = ", ".join(value for _, value, _ in TYPES)
@@ -446,6 +462,9 @@ asyncio.run(run_member(CaptureConfig(**json.loads(sys.argv[1])), stop=asyncio.Ev
 """
 
 
+writes = itertools.count()
+
+
 @contextlib.contextmanager
 def writing(source: Source) -> Iterator[None]:
     """Rows are changed, deleted and inserted all the time."""
@@ -453,14 +472,14 @@ def writing(source: Source) -> Iterator[None]:
 
     def write() -> None:
         with psycopg.connect(source.server.dsn(), autocommit=True) as connection:
-            for n in itertools.count():
+            for n in writes:
                 if stop.wait(0.002):
                     return
                 for statement in (
                     f"UPDATE {source.name} SET n = n + 1 WHERE id = {n * 37 % 5000 + 1}",
                     f"DELETE FROM {source.name} WHERE id = {n * 53 % 5000 + 1}",
                     f"INSERT INTO {source.name} VALUES ({n * 91 % 5000 + 1}, -1) ON CONFLICT DO NOTHING",
-                    f"UPDATE {source.name} SET id = id + {n + 10_000} WHERE id = {n * 71 % 5000 + 1}",
+                    f"UPDATE {source.name} SET id = id + {5_000 * (n + 1)} WHERE id = {n * 71 % 5000 + 1}",
                 ):
                     connection.execute(statement.encode())
 
@@ -496,9 +515,9 @@ async def test_a_member_that_is_killed_in_the_middle_of_a_copy(source: Source, t
             stop = asyncio.Event()
             going = asyncio.create_task(run_member(CaptureConfig(**told), stop=stop))
             await eventually(lambda: served.totals(queue_name)["produced"] >= 6_000)
-        source.run("INSERT INTO {name} VALUES (1000000, 0)")
+        source.run("INSERT INTO {name} VALUES (2000000000, 0)")
         records: list[dict[str, Any]] = []
-        while not records or records[-1]["new"] != {"id": 1_000_000, "n": 0}:
+        while not records or records[-1]["new"] != {"id": 2_000_000_000, "n": 0}:
             leased = (await asyncio.to_thread(served.lease, queue_name))["items"]
             records += [json.loads(b64decode(item["bytes"])) for item in leased]
         stop.set()
