@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale campaign crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-engines test-incidents fuzz hostile sim sim-bank spec clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale campaign crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-engines test-incidents fuzz hostile sim sim-bank spec spec-histories clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -198,7 +198,7 @@ test-bucket: setup ## Partitions in a bucket: suites, specification, 10,000 simu
 	@$(BIN)/python -m tests.servers.azurite_server
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m pytest -q tests/storage/test_bucket_*.py tests/storage/test_object_stores.py tests/storage/test_conformance_stores.py -k 'Bucket or bucket or object'
-	@$(BIN)/python -m spec --owners 3 --heads 2
+	@$(BIN)/python -m spec bucket --bound owners=3 --bound heads=2
 	@$(BIN)/python -m simulation --bucket --seeds $(or $(SEEDS),10000) --jobs $(or $(JOBS),2)
 	@$(BIN)/python -m tests.campaigns.bucket $(ARGS)
 	@[ -n "$(ARGS)" ] || $(BIN)/python -m tests.campaigns.rebalance --bucket together order kills --queue orders --items 3000
@@ -239,8 +239,12 @@ hostile: setup ## Attack a real server in some forty ways while others are to be
 sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0, JOBS=1; ARGS=--keys, --cluster, --rebalance …: of one kind only)
 	@$(BIN)/python -m simulation --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(ARGS)
 
-spec: setup ## Check the specifications exhaustively within bounds, and that none of their rules can be left out (ARGS='--numbers 7 --cycles 2')
-	@$(BIN)/python -m spec $(ARGS)
+spec: setup ## Check the specifications exhaustively within bounds, and that none of their rules can be left out (ARGS='fences --bound items=2': that one)
+	@$(BIN)/python -m spec --jobs $(or $(JOBS),2) $(ARGS)
+
+spec-histories: setup ## Check that recorded histories are ones of the specification: simulated ones (SEEDS=1000), and of real servers (SERVERS=25)
+	@$(BIN)/python -m spec.histories --seeds $(or $(SEEDS),1000) --jobs $(or $(JOBS),2)
+	@$(BIN)/python -m tests.spec.real_histories $(or $(SERVERS),25)
 
 sim-bank: setup ## Plant each bug of the bank and see that the simulator finds it (JOBS=1)
 	@$(BIN)/python -m simulation --bank --jobs $(or $(JOBS),1) $(ARGS)

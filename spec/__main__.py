@@ -3,51 +3,70 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
 
-from spec import compatibility_levels as levels
-from spec.bucket_journals import ABLATIONS, Journals, Rules, State, first_state
-from spec.checker import Checker, Result
+from spec.checker import Result
+from spec.registry import SPECS
+
+
+class Task(NamedTuple):
+    """One check: of the specification with these bounds (empty: its own), or without a rule. By name, so that another process can do it."""
+
+    spec: str
+    ablation: str | None = None
+    bounds: tuple[tuple[str, int], ...] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 1 if a promise does not hold, or a rule is not needed."""
     parser = argparse.ArgumentParser(prog="python -m spec", description=__doc__)
-    parser.add_argument("--owners", type=int, default=Rules.owners)
-    parser.add_argument("--numbers", type=int, default=Rules.numbers, help="length of a journal")
-    parser.add_argument("--cycles", type=int, default=Rules.cycles, help="cycles of each owner")
-    parser.add_argument("--heads", type=int, default=Rules.heads, help="times that each owner writes the head")
-    parser.add_argument("--walks", type=int, default=Rules.walks, help="times that each owner reads the partition")
-    given = parser.parse_args(arguments)
-    bounds = vars(given)
-    whole = check(Rules(**bounds))
-    print(f"a partition in a bucket, {bounds}: {_text(whole)}")
-    failed = whole.broken is not None
-    for name, rules in ABLATIONS.items():
-        found = check(rules)
-        print(f"  {name}: {_text(found)}")
-        failed = failed or found.broken is None
-    whole = check_levels(levels.Rules())
-    print(f"the compatibility level: {_text(whole)}")
-    failed = failed or whole.broken is not None
-    for name, without in levels.ABLATIONS.items():
-        found = check_levels(without)
-        print(f"  {name}: {_text(found)}")
-        failed = failed or found.broken is None
+    parser.add_argument("specs", nargs="*", metavar="SPEC", help=f"of {', '.join(SPECS)} (all)")
+    parser.add_argument(
+        "--bound", action="append", default=[], metavar="NAME=N", help="another bound of the one specification that is named"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="worker processes (1)")
+    options = parser.parse_args(arguments)
+    names = options.specs or list(SPECS)
+    if unknown := [name for name in names if name not in SPECS]:
+        parser.error(f"there is no specification {unknown[0]}; there are {', '.join(SPECS)}")
+    if options.bound and len(names) != 1:
+        parser.error("--bound needs the name of one specification")
+    bounds = tuple((name, int(number)) for name, _, number in (each.partition("=") for each in options.bound))
+    if wrong := [name for name, _ in bounds if name not in SPECS[names[0]].bounds]:
+        parser.error(f"{names[0]} has no bound {wrong[0]}; it has {', '.join(SPECS[names[0]].bounds)}")
+    tasks = [task for name in names for task in (Task(name, bounds=bounds), *(Task(name, each) for each in SPECS[name].ablations))]
+    failed = False
+    for task, result in zip(tasks, _checked(tasks, options.jobs), strict=True):
+        print(_line(task, result), flush=True)
+        failed = failed or (result.broken is None) == (task.ablation is not None)
     return int(failed)
 
 
-def check(rules: Rules) -> Result:
-    """Check the model of a partition in a bucket under these rules."""
-    checker: Checker[State] = Checker(Journals(rules).steps)
-    return checker.check(first_state(rules), lambda states, depth: print(f"… depth {depth}: {states:,} states", end="\r", file=sys.stderr))
+def run(task: Task) -> Result:
+    """Check what the task names."""
+    spec = SPECS[task.spec]
+    rules = spec.rules(**dict(task.bounds)) if task.ablation is None else spec.ablations[task.ablation]
+    return spec.check(rules, lambda states, depth: print(f"… {task.spec}, depth {depth}: {states:,} states", end="\r", file=sys.stderr))
 
 
-def check_levels(rules: levels.Rules) -> Result:
-    """Check the model of the compatibility level under these rules."""
-    model = levels.CompatibilityLevels(rules)
-    return Checker(model.steps).check(model.first())
+def _checked(tasks: Iterable[Task], jobs: int) -> Iterator[Result]:
+    """The results in the order of the tasks."""
+    if jobs == 1:
+        yield from map(run, tasks)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(run, tasks)
+
+
+def _line(task: Task, result: Result) -> str:
+    if task.ablation is not None:
+        return f"  {task.ablation}: {_text(result)}"
+    bounds = ", ".join(f"{name} {number}" for name, number in (SPECS[task.spec].bounds | dict(task.bounds)).items())
+    return f"{SPECS[task.spec].title} ({bounds}): {_text(result)}"
 
 
 def _text(result: Result) -> str:
