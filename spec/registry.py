@@ -11,6 +11,7 @@ from spec import (
     capture_tasks,
     compatibility_levels,
     group_claims,
+    group_rounds,
     partition_fences,
     partition_removal,
     rebalance_keys,
@@ -44,6 +45,11 @@ def _fences(rules: partition_fences.Rules) -> tuple[Steps, Any]:
     return partition_fences.FencedPartition(rules).steps, partition_fences.first_state(rules.owners)
 
 
+def _rounds(rules: group_rounds.Rules) -> tuple[Steps, Any]:
+    model = group_rounds.RoundsModel(rules)
+    return model.steps, model.first()
+
+
 def _claims(rules: group_claims.Rules) -> tuple[Steps, Any]:
     model = group_claims.ClaimsModel(rules)
     return model.steps, model.first()
@@ -75,6 +81,7 @@ def _levels(rules: compatibility_levels.Rules) -> tuple[Steps, Any]:
 
 SPECS = {
     "fences": Spec("a partition under fences", partition_fences.Rules, _fences, partition_fences.ABLATIONS),
+    "rounds": Spec("the rounds of a group", group_rounds.Rules, _rounds, group_rounds.ABLATIONS),
     "claims": Spec("the claims of a group", group_claims.Rules, _claims, group_claims.ABLATIONS),
     "keys": Spec("a rebalance that moves keys in order", rebalance_keys.Rules, _keys, rebalance_keys.ABLATIONS),
     "removal": Spec("a rebalance that removes a partition", partition_removal.Rules, _removal, partition_removal.ABLATIONS),
