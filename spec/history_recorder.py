@@ -61,8 +61,8 @@ class Recorder:
                 self.events.append(RanOut(lease))
         self.events.append(Sent(at, fence, txn, tuple(_changes(before.places, view.places))))
 
-    def heard(self, at: int, outcome: Literal["done", "refused", "unknown"]) -> None:
-        self.events.append(Heard(at, outcome))
+    def heard(self, at: int, fence: Fence, outcome: Literal["done", "refused", "unknown"]) -> None:
+        self.events.append(Heard(at, fence, outcome))
 
     def told(self, at: int | None, items: Iterable[int], place: Place) -> None:
         """A client hears it from owner number `at`; None: from one of them."""

@@ -92,7 +92,7 @@ def _of_store(recorder: Recorder, at: int, line: Line, view: View) -> None:
     elif line.what == "sent":
         recorder.sent(at, line.fence, line.txn, view, line.now)
     else:
-        recorder.heard(at, Outcome(line.outcome).value)
+        recorder.heard(at, line.fence, Outcome(line.outcome).value)
 
 
 class RecordingStore:

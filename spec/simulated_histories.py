@@ -101,10 +101,9 @@ def recording() -> Iterator[dict[str, QueueRecorder]]:
         originals["_commit"](self, effect)
 
     def commit_ends(self: Owner, effect: Commit, flight: Flight, outcome: Outcome) -> None:
-        # An executor that was stopped meanwhile does not listen any more.
-        if effect.opening == self.executors[effect.partition].opening:
-            told = flight.outcome() if outcome is Outcome.DONE else outcome
-            queues[self.queue.incarnation].partitions[effect.partition].heard(self.grant - 1, told.value)
+        told = flight.outcome() if outcome is Outcome.DONE else outcome
+        recorder = queues[self.queue.incarnation].partitions[effect.partition]
+        recorder.heard(self.grant - 1, (self.grant, effect.opening), told.value)
         originals["_committed"](self, effect, flight, outcome)
 
     def opens(self: Owner, effect: Open) -> None:

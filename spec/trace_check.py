@@ -40,9 +40,10 @@ class Sent(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """The outcome of the owner's commit."""
+    """The outcome of the owner's commit under that fence. If it has opened the partition again meanwhile, it does not listen any more."""
 
     at: int
+    fence: Fence
     outcome: Literal["done", "refused", "unknown"]
 
 
@@ -145,6 +146,8 @@ class TraceCheck:
                 owner = state.owners[event.at]
                 is_next = (event.fence, event.txn) == (owner.fence, owner.txn + 1)
                 return partition.sends(state, event.at, event.changes) if is_next else None
+            case Heard() if event.fence != state.owners[event.at].fence:
+                return state
             case Heard(outcome="done"):
                 return partition.is_done(state, event.at)
             case Heard(outcome="refused"):

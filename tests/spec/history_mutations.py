@@ -11,36 +11,40 @@ from spec.trace_check import Event, GaveUp, Heard, Opened, Opening, RanOut, Sent
 History = list[Event]
 
 
-def _next_of(history: History, index: int, *, client: bool = False) -> int | None:
-    """The next event of the same owner; with `client`, also what it tells."""
+def _next_of(history: History, index: int) -> int | None:
+    """The next event of the same owner but for what it tells."""
     at = getattr(history[index], "at")  # noqa: B009 - only some events have it
     for later in range(index + 1, len(history)):
-        event = history[later]
-        if getattr(event, "at", None) == at and (client or not isinstance(event, Told)):
+        if getattr(history[later], "at", None) == at and not isinstance(history[later], Told):
             return later
     return None
 
 
-def _followed(history: History, first: type, then: type) -> Iterator[int]:
-    """Events of the first kind that the same owner follows by one of the other."""
+def _answered(history: History) -> Iterator[tuple[int, int]]:
+    """Commits whose owners hear of them next: where they are, and where the outcomes are."""
     for index, event in enumerate(history):
-        if isinstance(event, first) and (later := _next_of(history, index)) is not None and isinstance(history[later], then):
-            yield index
+        later = _next_of(history, index) if isinstance(event, Sent) else None
+        if later is not None and isinstance(event, Sent):
+            heard = history[later]
+            if isinstance(heard, Heard) and heard.fence == event.fence:
+                yield index, later
 
 
 def without_a_commit(history: History) -> Iterator[History]:
-    for index in _followed(history, Sent, Heard):
+    for index, _ in _answered(history):
         yield history[:index] + history[index + 1 :]
 
 
 def without_an_outcome(history: History) -> Iterator[History]:
-    for index in _followed(history, Heard, Sent):
-        yield history[:index] + history[index + 1 :]
+    for _, index in _answered(history):
+        if (later := _next_of(history, index)) is not None and isinstance(history[later], Sent):
+            yield history[:index] + history[index + 1 :]
 
 
 def without_an_opening(history: History) -> Iterator[History]:
-    for index in _followed(history, Opening, Opened):
-        yield history[:index] + history[index + 1 :]
+    for index, event in enumerate(history):
+        if isinstance(event, Opening) and (later := _next_of(history, index)) is not None and isinstance(history[later], Opened):
+            yield history[:index] + history[index + 1 :]
 
 
 def with_a_commit_twice(history: History) -> Iterator[History]:
@@ -50,29 +54,25 @@ def with_a_commit_twice(history: History) -> Iterator[History]:
 
 
 def with_an_outcome_twice(history: History) -> Iterator[History]:
-    for index, event in enumerate(history):
-        if isinstance(event, Heard):
-            yield [*history[: index + 1], event, *history[index + 1 :]]
+    for _, index in _answered(history):
+        yield [*history[: index + 1], history[index], *history[index + 1 :]]
 
 
 def with_an_outcome_before_its_commit(history: History) -> Iterator[History]:
-    for index in _followed(history, Sent, Heard):
-        later = _next_of(history, index)
-        assert later is not None
+    for index, later in _answered(history):
         changed = [*history]
         changed[index], changed[later] = history[later], history[index]
         yield changed
 
 
-def with_a_failure_for_done(history: History) -> Iterator[History]:
+def with_done_for_a_refusal(history: History) -> Iterator[History]:
     """The owner opens the partition again, and finds that what was done is not."""
-    for index in _followed(history, Heard, Opening):
-        event = history[index]
-        if isinstance(event, Heard) and event.outcome == "refused":
-            again = _next_of(history, index)
-            assert again is not None
-            if any(isinstance(each, Opened) for each in history[again:]):
-                yield [*history[:index], event._replace(outcome="done"), *history[index + 1 :]]
+    for _, index in _answered(history):
+        event, again = history[index], _next_of(history, index)
+        if not isinstance(event, Heard) or event.outcome != "refused" or again is None or not isinstance(history[again], Opening):
+            continue
+        if any(isinstance(each, Opened) for each in history[again:]):
+            yield [*history[:index], event._replace(outcome="done"), *history[index + 1 :]]
 
 
 def with_an_item_missing(history: History) -> Iterator[History]:
@@ -115,7 +115,7 @@ MUTATIONS: dict[str, Callable[[History], Iterator[History]]] = {
     "a commit is there twice": with_a_commit_twice,
     "an outcome is there twice": with_an_outcome_twice,
     "an outcome comes before its commit": with_an_outcome_before_its_commit,
-    "a refusal is said to be done": with_a_failure_for_done,
+    "a refusal is said to be done": with_done_for_a_refusal,
     "an item that is stored is not found": with_an_item_missing,
     "an answer comes before its commit": with_an_answer_before_its_commit,
     "a lease has not run out": with_a_lease_that_has_not_run_out,

@@ -71,7 +71,7 @@ def test_a_lease_may_not_be_told_of_twice() -> None:
         Opening(0, (1, 1)),
         Opened(0, (1, 1), 0, frozenset()),
         Sent(0, (1, 1), 1, (Change(7, ABSENT, READY), Change(7, READY, 1))),
-        Heard(0, "done"),
+        Heard(0, (1, 1), "done"),
         Told(0, (7,), 1),
     ]
     assert TraceCheck().check(history) is None
@@ -81,7 +81,7 @@ def test_a_lease_may_not_be_told_of_twice() -> None:
     settled = [*history, GaveUp((7,), 1), Sent(0, (1, 1), 2, (Change(7, 1, SETTLED),))]
     assert TraceCheck().check(settled) is None
     assert TraceCheck().check([*settled, Told(0, (7,), SETTLED)]) is not None
-    assert TraceCheck().check([*settled, Heard(0, "done"), Told(0, (7,), SETTLED)]) is None
+    assert TraceCheck().check([*settled, Heard(0, (1, 1), "done"), Told(0, (7,), SETTLED)]) is None
 
 
 def test_what_is_not_seen_may_have_happened() -> None:
@@ -89,7 +89,7 @@ def test_what_is_not_seen_may_have_happened() -> None:
         Opening(0, (1, 1)),
         Opened(0, (1, 1), 0, frozenset()),
         Sent(0, (1, 1), 1, (Change(7, ABSENT, READY),)),
-        Heard(0, "unknown"),
+        Heard(0, (1, 1), "unknown"),
         Opening(1, (2, 1)),
     ]
     landed, lost = Opened(1, (2, 1), 1, frozenset({(7, READY)})), Opened(1, (2, 1), 0, frozenset())
@@ -97,6 +97,18 @@ def test_what_is_not_seen_may_have_happened() -> None:
     assert TraceCheck().check([*history, lost]) is None
     # After that it cannot land any more.
     assert TraceCheck().check([*history, lost, Opening(0, (3, 1)), Opened(0, (3, 1), 1, landed.alive)]) is not None
+
+
+def test_an_owner_does_not_listen_to_a_commit_of_before_it_opened_again() -> None:
+    history: list[Event] = [
+        Opening(0, (1, 1)),
+        Opened(0, (1, 1), 0, frozenset()),
+        Sent(0, (1, 1), 1, (Change(7, ABSENT, READY),)),
+        Opening(0, (1, 2)),
+        Opened(0, (1, 2), 0, frozenset()),
+    ]
+    assert TraceCheck().check([*history, Heard(0, (1, 1), "unknown"), Sent(0, (1, 2), 1, ())]) is None
+    assert TraceCheck().check([*history, Heard(0, (1, 2), "unknown")]) is not None
 
 
 def test_histories_of_real_servers_are_accepted(tmp_path: Path) -> None:
