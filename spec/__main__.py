@@ -7,18 +7,9 @@ import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import NamedTuple
 
 from spec.checker import Result
-from spec.registry import SPECS
-
-
-class Task(NamedTuple):
-    """One check: of the specification with these bounds (empty: its own), or without a rule. By name, so that another process can do it."""
-
-    spec: str
-    ablation: str | None = None
-    bounds: tuple[tuple[str, int], ...] = ()
+from spec.registry import SPECS, Task, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,13 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_line(task, result), flush=True)
         failed = failed or (result.broken is None) == (task.ablation is not None)
     return int(failed)
-
-
-def run(task: Task) -> Result:
-    """Check what the task names."""
-    spec = SPECS[task.spec]
-    rules = spec.rules(**dict(task.bounds)) if task.ablation is None else spec.ablations[task.ablation]
-    return spec.check(rules, lambda states, depth: print(f"… {task.spec}, depth {depth}: {states:,} states", end="\r", file=sys.stderr))
 
 
 def _checked(tasks: Iterable[Task], jobs: int) -> Iterator[Result]:

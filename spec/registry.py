@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -89,3 +90,18 @@ SPECS = {
     "bucket": Spec("a partition in a bucket", bucket_journals.Rules, _bucket, bucket_journals.ABLATIONS),
     "level": Spec("the compatibility level", compatibility_levels.Rules, _levels, compatibility_levels.ABLATIONS),
 }
+
+
+class Task(NamedTuple):
+    """One check: of the specification with these bounds (empty: its own), or without a rule. By name, so that another process can do it."""
+
+    spec: str
+    ablation: str | None = None
+    bounds: tuple[tuple[str, int], ...] = ()
+
+
+def run(task: Task) -> Result:
+    """Check what the task names."""
+    spec = SPECS[task.spec]
+    rules = spec.rules(**dict(task.bounds)) if task.ablation is None else spec.ablations[task.ablation]
+    return spec.check(rules, lambda states, depth: print(f"… {task.spec}, depth {depth}: {states:,} states", end="\r", file=sys.stderr))

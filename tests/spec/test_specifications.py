@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from spec.__main__ import Task, main, run
+from spec.__main__ import main
 from spec.checker import Broken, Checker
-from spec.registry import SPECS
+from spec.registry import SPECS, Task, run
 
 LEAST = {
     "fences": 80_000,
@@ -46,6 +49,12 @@ def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> N
     assert out.startswith("a partition in a bucket (owners 1, numbers 2, cycles 1, heads 3, walks 1): holds (")
     assert "ending entries are deleted: BROKEN: owner 0 acknowledges" in out
     assert "in the journal of 0 lands" in out
+
+
+def test_the_command_checks_in_several_processes() -> None:
+    command = [sys.executable, "-m", "spec", "level", "--jobs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout.count("BROKEN") == len(SPECS["level"].ablations)
 
 
 def test_the_command_refuses_what_there_is_not() -> None:
