@@ -448,6 +448,8 @@ class ClusterWorld:
     async def _problem(self) -> str | None:
         """Return any remaining problem of any instance, None when all are healthy."""
         recorded = [decode_queue(entry.value) for entry in self.shared.view.prefix(QUEUE).values()]
+        if not self._serving():
+            return "no instance serves"
         for instance in self._serving():
             if not instance.serves:
                 return f"{instance.name} has not started"

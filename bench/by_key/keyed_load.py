@@ -246,7 +246,8 @@ class _Pacing:
         for turn in range(max(1, round(seconds / interval))):
             due = self._begin + interval * (turn + number / len(self._clients))
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            await self._clients[number].produce(batches.make(due))
+            # asyncio may wake a little early.
+            await self._clients[number].produce(batches.make(min(due, time.perf_counter())))
             self.produced += self._work.batch
         self._producing -= 1
         self._delivery = time.perf_counter()

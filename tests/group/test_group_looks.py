@@ -163,7 +163,7 @@ def test_who_has_marked_itself_in_an_open_round_stays_until_it_is_sealed_without
     member.leave()
     # It says that it is leaving, so that the seal leaves it out.
     assert writes(0, frozenset({"here", "another"})) == ([], True)
-    assert writes(1, frozenset()) == ([KEYS.member("here")], False)
+    assert writes(1, frozenset()) == ([KEYS.member("here"), KEYS.load("here")], False)
 
 
 def test_a_member_that_says_nothing_any_more_is_late_long_before_it_is_given_up() -> None:

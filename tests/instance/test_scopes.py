@@ -52,6 +52,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/rebalances.plan": {},
     "/v1/partition.pause": {"partition": 0},
     "/v1/partition.resume": {"partition": 0},
+    "/v1/partition.pin": {"partition": 0, "zone": "z"},
+    "/v1/partition.unpin": {"partition": 0},
     "/v1/storage/items.list": {},
     "/v1/storage/scheduled.list": {},
     "/v1/storage/items.import": {"items": [{"payload": "eA=="}]},

@@ -54,7 +54,7 @@ KNOWN = {
     "forgets_what_it_owns_of_a_new_queue": 24,
     "does_not_open_what_it_gains": 2,
     "writes_under_the_first_grant": 1,
-    "takes_an_unheard_answer_for_a_refusal": 28,
+    "takes_an_unheard_answer_for_a_refusal": 47,
     "refuses_what_it_was_writing": 22,
     "takes_more_under_a_key": 17,
     "passes_on_what_a_peer_asks": 15,

@@ -48,7 +48,7 @@ KNOWN = {
     "hands_over_no_keys": 8,
     "takes_keys_again": 10,
     "leaves_data_to_who_removed_it": 1,
-    "seals_what_has_transfers": 88,
+    "seals_what_has_transfers": 328,
     "obeys_who_is_coordinator_no_more": 27,
     "names_a_home_that_knows_nothing": 0,
     "gives_numbers_again": 0,

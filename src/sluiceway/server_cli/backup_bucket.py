@@ -107,7 +107,7 @@ class BackupBucket:
     @contextlib.contextmanager
     def begin(self, taken_at: datetime) -> Iterator[BucketWriter]:
         # No id is given twice, so a late request of a dead command meets no other backup.
-        backup_id = f"{moment_text(taken_at)}-{self._nonce()[:4].hex()}"
+        backup_id = f"{moment_text(taken_at)}-{taken_at.microsecond // 1_000:03}{self._nonce()[:3].hex()}"
         draft = Draft(self._objects, _object_of(backup_id), self._nonce().hex(), self._now)
         self._calls.run(self._open(draft))
         self._own = backup_id

@@ -71,8 +71,10 @@ class Instance:
         """Returns when it takes requests. Raises AssertionError with the end of its log if it does not."""
         output = self._process.stdout
         assert output is not None
-        heard, _, _ = select.select([output], [], [], PATIENCE)
-        line = output.readline() if heard else ""
+        # Not `select`, which knows only the first 1,024 descriptors of a process.
+        poll = select.poll()
+        poll.register(output, select.POLLIN)
+        line = output.readline() if poll.poll(PATIENCE * 1_000) else ""
         assert line.startswith("sluiceway listening on "), f"{self.name} did not start; the end of its log:\n{self.tail()}"
         self.url = line.split()[-1]
 
