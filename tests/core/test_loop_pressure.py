@@ -60,9 +60,9 @@ async def test_a_server_that_is_short_of_processor_time_fills_who_waits(tmp_path
                 await produce(service, "q", "y")
             return [sum(each.items for each in leased.leases) for leased in (first, await waiting[1])]
 
-        monkeypatch.setattr(system, "busy", lambda: 0.0)
+        monkeypatch.setattr(system, "cpu_seconds", lambda: 0.0)
         assert await sizes() == [5, 5]
-        monkeypatch.setattr(system, "busy", work_without_end)
+        monkeypatch.setattr(system, "cpu_seconds", work_without_end)
         service._context.pressure._read_at = float("-inf")
         service._context.pressure.note(0.0, system.stopwatch() - 1)
         assert await sizes() == [10, 1]

@@ -501,7 +501,7 @@ class QueueDriver:
             self.queue.configure(self.record, self._dead_incarnation)
         pace, pressure, began = self._context.pace, self._context.pressure, system.stopwatch()
         if pressure.is_due(began):
-            pressure.note(system.busy(), began)
+            pressure.note(system.cpu_seconds(), began)
         # A system call, so only for the slices of a backlog.
         cpu_began = system.cpu_seconds() if pace.is_behind else None
         effects = self.queue.cycle(system.now(), timers, pressure.is_high)

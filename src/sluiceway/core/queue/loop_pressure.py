@@ -1,4 +1,4 @@
-"""Whether an instance is short of processor time, by how much of the time its event loop has work.
+"""Whether an instance is short of processor time, by how much of the time its event loop runs.
 
 A pure machine: the driver passes the readings. It decides nothing that is stored.
 """
@@ -28,7 +28,10 @@ class LoopPressure:
         return now - self._read_at >= EVERY
 
     def note(self, busy: float, now: float) -> None:
-        """Take a reading: for how long the event loop's thread has had work so far, running or waiting for a processor."""
+        """Take a reading: for how long the event loop's thread has run so far.
+
+        Without what it has waited for a processor: beside other work, an idle instance would be under pressure by its few calls.
+        """
         share = (busy - self._busy) / (now - self._read_at)
         self._busy, self._read_at = busy, now
         self.is_high = share >= (LOW if self.is_high else HIGH)
