@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final, Literal, NamedTuple
 
@@ -256,9 +256,9 @@ class KeyMemory:
         """Forget what is known of rows of these slots."""
         for name in [name for name in self.records if name.startswith(PART)]:
             record = self.records[name]
-            if not any(place.slot in slots for seen in record.seen.values() for place in _split(seen)):
+            kept = {key: _without_slots(seen, slots) for key, seen in record.seen.items()}
+            if all(kept[key] is seen for key, seen in record.seen.items()):
                 continue
-            kept = {key: _with_parts(seen, [each for each in _split(seen) if each.slot not in slots]) for key, seen in record.seen.items()}
             record.seen = {key: seen for key, seen in kept.items() if seen.parts}
             if record.seen:
                 self.touched[name] = None
@@ -279,7 +279,9 @@ class KeyMemory:
             heapq.heappush(self._ends, (record.until, name))
         for key, seen in given.seen.items():
             mine = record.seen.get(key)
-            record.seen[key] = seen if mine is None else _with_parts(mine, [*_split(mine), *_split(seen)])
+            # Joined as they are: a call may have had items for each slot, and these come one by one.
+            both = None if mine is None else msgspec.structs.replace(mine, count=mine.count + seen.count, parts=mine.parts + seen.parts)
+            record.seen[key] = both or seen
 
     def answers_as_target(self, partition: int, room: int) -> dict[str, bytes]:
         """The answers of this `partition` as a target, by the name at the home: as many as fit into `room` bytes, at least one record."""
@@ -362,10 +364,10 @@ class SlotPlace(NamedTuple):
 _DUPLICATE = np.dtype([("row", "<u4"), ("offset", "<u8")])
 
 
-def slot_rows(first_offset: int, slots: Iterable[tuple[int, int]], duplicates: Duplicates = ()) -> SlotRows:
-    """Rows stored here, from `first_offset` on: of each slot so many, but for `duplicates`."""
+def slot_rows(first_offset: int, slots: Iterable[tuple[int, int]], duplicates: Duplicates = (), partition: int | None = None) -> SlotRows:
+    """Rows stored in `partition`, from `first_offset` on: of each slot so many, but for `duplicates`."""
     left_out = np.array(list(duplicates), _DUPLICATE).tobytes() if duplicates else b""
-    return SlotRows(first_offset, array("I", chain.from_iterable(slots)).tobytes(), duplicates=left_out)
+    return SlotRows(first_offset, array("I", chain.from_iterable(slots)).tobytes(), partition, left_out)
 
 
 def places_of(seen: KeyResult | None) -> dict[int, SlotPlace]:
@@ -375,7 +377,8 @@ def places_of(seen: KeyResult | None) -> dict[int, SlotPlace]:
 
 def _split(seen: KeyResult) -> Iterator[SlotPlace]:
     for first, packed, partition, left_out in seen.parts:
-        numbers, duplicates, row = array("I", packed), deque(np.frombuffer(left_out, _DUPLICATE).tolist()), 0
+        numbers, row = array("I", packed), 0
+        duplicates: deque[tuple[int, int]] = deque(np.frombuffer(left_out, _DUPLICATE).tolist()) if left_out else deque()
         for slot, rows in zip(numbers[::2], numbers[1::2], strict=True):
             here = []
             while duplicates and duplicates[0][0] < row + rows:
@@ -386,19 +389,21 @@ def _split(seen: KeyResult) -> Iterator[SlotPlace]:
             first, row = place.end, row + rows
 
 
-def _with_parts(seen: KeyResult, places: Sequence[SlotPlace]) -> KeyResult:
-    parts = tuple(
-        slot_rows(each.first_offset, [(each.slot, each.rows)], each.duplicates)._replace(partition=each.partition) for each in places
-    )
-    return msgspec.structs.replace(seen, count=sum(each.rows for each in places), parts=parts)
+def _without_slots(seen: KeyResult, slots: Collection[int]) -> KeyResult:
+    places = list(_split(seen))
+    kept = [each for each in places if each.slot not in slots]
+    if len(kept) == len(places):
+        return seen
+    parts = tuple(slot_rows(each.first_offset, ((each.slot, each.rows),), each.duplicates, each.partition) for each in kept)
+    return msgspec.structs.replace(seen, count=sum(each.rows for each in kept), parts=parts)
 
 
 def _by_slot(name: str, record: KeyRecord, slots: Collection[int], partition: int) -> dict[str, bytes]:
     """The record of a part for each of these slots that it has rows of, by the name under which it is given."""
     found: dict[int, dict[str, KeyResult]] = {}
     for key, seen in record.seen.items():
-        for place in _split(seen):
-            if place.slot in slots:
-                at = partition if place.partition is None else place.partition
-                found.setdefault(place.slot, {})[key] = _with_parts(seen, [place._replace(partition=at)])
+        for slot, first, rows, there, duplicates in _split(seen):
+            if slot in slots:
+                part = slot_rows(first, ((slot, rows),), duplicates, partition if there is None else there)
+                found.setdefault(slot, {})[key] = KeyResult(seen.digest, seen.first_offset, rows, seen.partition, parts=(part,))
     return {f"{PART}{slot}/{name[1:]}": pack(KeyRecord(keys, record.sequence, record.until)) for slot, keys in found.items()}

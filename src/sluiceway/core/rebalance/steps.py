@@ -339,20 +339,24 @@ def _slots_now(rebalance: Rebalance, record: QueueRecord) -> tuple[int, ...]:
 
 
 def _are_too_many(rebalance: Rebalance, slots: Sequence[int], heard: StepReplies) -> bool:
-    takers = {rebalance.slots[place] for place in slots}
-    return any(_size(_keys_for(rebalance, slots, heard, taker)) > MAX_KEYS_BYTES for taker in takers) if heard.given else False
+    if sum(_size(given.keys) for given in heard.given.values()) <= MAX_KEYS_BYTES:
+        return False
+    return any(_size(keys) > MAX_KEYS_BYTES for keys in keys_by_taker(rebalance, slots, heard).values())
 
 
 def _size(keys: Mapping[str, bytes]) -> int:
-    return sum(len(name) + len(data) for name, data in keys.items())
+    return sum(map(len, keys)) + sum(map(len, keys.values()))
 
 
-def _keys_for(rebalance: Rebalance, slots: Sequence[int], heard: StepReplies, taker: int) -> dict[str, bytes]:
-    """The keys given for those slots that move to the home `taker`."""
-    mine = {place for place in slots if rebalance.slots[place] == taker}
-    found: dict[str, bytes] = {}
+def keys_by_taker(rebalance: Rebalance, slots: Sequence[int], heard: StepReplies) -> dict[int, dict[str, bytes]]:
+    """The keys given for these slots, by the home to which each slot moves."""
+    takers = {place: rebalance.slots[place] for place in slots}
+    found: dict[int, dict[str, bytes]] = {taker: {} for taker in takers.values()}
     for given in heard.given.values():
-        found |= {name: data for name, data in given.keys.items() if slot_of_given(name, len(rebalance.slots)) in mine}
+        for name, data in given.keys.items():
+            taker = takers.get(slot_of_given(name, len(rebalance.slots)))
+            if taker is not None:
+                found[taker][name] = data
     return found
 
 
@@ -429,11 +433,9 @@ def _ask_keys(rebalance: Rebalance, record: QueueRecord, heard: StepReplies) -> 
     ]
     if give:
         return give
+    keys = keys_by_taker(rebalance, slots, heard)
     return [
-        AskFor(
-            taker,
-            TakeKeys(taker, places, of, record.cursor, _keys_for(rebalance, slots, heard, taker), ASK_TIMEOUT, waits=rebalance.plan.by_key),
-        )
+        AskFor(taker, TakeKeys(taker, places, of, record.cursor, keys[taker], ASK_TIMEOUT, waits=rebalance.plan.by_key))
         for taker, places in _by_home(rebalance.slots, slots).items()
         if taker not in heard.taken
     ]
