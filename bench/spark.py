@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FLOOR_ITEMS = 12
 """Micro-batches of one item, the first of which does not count."""
 OURS, RIVAL, EMPTY = "sluiceway", "kafka", "empty"
-PAYLOADS = "sluiceway, payload only"
+PAYLOADS, EMPTY_PAYLOADS = "sluiceway, payload only", "empty, payload only"
 BROKER = {**kafka.SETTINGS, "auto.create.topics.enable": "true", "num.partitions": str(spark_runs.PARTITIONS)}
 
 _CONNECTOR = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
@@ -61,20 +61,20 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "large": Case(10_000_000, 100, 1_000_000, (OURS, PAYLOADS, RIVAL), scans=True),
-    "small": Case(1_000_000, 100, 50_000, (OURS, PAYLOADS, RIVAL, EMPTY)),
+    "large": Case(10_000_000, 100, 1_000_000, (OURS, PAYLOADS, RIVAL, EMPTY, EMPTY_PAYLOADS), scans=True),
+    "small": Case(1_000_000, 100, 50_000, (OURS, PAYLOADS, RIVAL, EMPTY, EMPTY_PAYLOADS)),
     "wide": Case(1_000_000, 1_000, 100_000, (OURS, PAYLOADS, RIVAL)),
 }
 OTHERS = ("single", "start", "demo")
 
 
 class Ratio(NamedTuple):
-    """Ours against another's, a value for each round. `bar`: lower bound, or, with `at_most`, upper bound."""
+    """One against another, a value for each round. `bar`: lower bound, or, with `at_most`, upper bound; None: there is nothing to reach."""
 
     name: str
     about: str
     values: list[float]
-    bar: float
+    bar: float | None
     at_most: bool = False
 
     @property
@@ -83,13 +83,15 @@ class Ratio(NamedTuple):
 
     @property
     def missed(self) -> bool:
+        if self.bar is None:
+            return False
         return self.value > self.bar if self.at_most else self.value < self.bar
 
     def document(self) -> dict[str, Any]:
         rounds = [float(f"{value:.4g}") for value in self.values]
         value = float(f"{self.value:.4g}")
-        bound = "at most" if self.at_most else "at least"
-        return {"about": self.about, "value": value, "rounds": rounds, bound: self.bar, "missed": self.missed}
+        found = {"about": self.about, "value": value, "rounds": rounds}
+        return found if self.bar is None else {**found, "at most" if self.at_most else "at least": self.bar, "missed": self.missed}
 
 
 class Measured(NamedTuple):
@@ -143,7 +145,10 @@ def ratios_of(name: str, about: str, rounds: Rounds) -> list[Ratio]:
         return run.spark_cpu
 
     if name == "large":
+        floor = f"{about}: a source without a server, with the payload alone"
         return [
+            Ratio("floor-steady", f"{floor}: rows/s after the first batch, against Kafka's", each(speed, EMPTY_PAYLOADS, RIVAL), None),
+            Ratio("floor-cpu", f"{floor}: Spark's processor time a row, against Kafka's", each(cpu, EMPTY_PAYLOADS, RIVAL), None),
             Ratio("source-steady", f"{about}: rows/s after the first batch, against Kafka's", each(speed, OURS, RIVAL), 1.5),
             Ratio("source-steady-payload", f"{about}: the same, with the payload alone", each(speed, PAYLOADS, RIVAL), 1.5),
             Ratio("source-cpu", f"{about}: Spark's processor time a row, against Kafka's", each(cpu, OURS, RIVAL), 1.0, at_most=True),
@@ -157,6 +162,7 @@ def ratios_of(name: str, about: str, rounds: Rounds) -> list[Ratio]:
             ),
             Ratio("source-small", f"{about}: the same, against Kafka's", each(speed, OURS, RIVAL), 1.0),
             Ratio("source-small-payload", f"{about}: the same, with the payload alone", each(speed, PAYLOADS, RIVAL), 1.0),
+            Ratio("source-floor-payload", f"{about}: the same, against its floor", each(speed, PAYLOADS, EMPTY_PAYLOADS), 0.95),
         ]
     return []
 
@@ -220,7 +226,7 @@ def start_up(rounds: int) -> Measured:
 
 def demo(folder: Path, rounds: int) -> Measured:
     """What `sluiceway demo` says of its own rates. Raises RuntimeError if it fails."""
-    rates: dict[str, list[float]] = {"in": [], "out": []}
+    rates: dict[str, list[float]] = {"in": [], "out": [], "out, after the first batch": []}
     for number in range(rounds):
         progress(f"the demo, round {number + 1} of {rounds}")
         place = folder / f"demo-{number}"
@@ -229,17 +235,29 @@ def demo(folder: Path, rounds: int) -> Measured:
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"the demo failed:\n{done.stdout[-2_000:]}\n{done.stderr[-2_000:]}")
-        for way, some in rates.items():
-            some.append(rate_in(done.stdout, way))
+        for some, rate in zip(
+            rates.values(), (rate_in(done.stdout, "in"), rate_in(done.stdout, "out"), rate_later(done.stdout)), strict=True
+        ):
+            some.append(rate)
     figures = [Figure("the demo", f"items/s {way}", _median(some), "") for way, some in rates.items()]
-    return Measured(figures, [Ratio("demo-out", "the demo: items/s from the queue to Parquet", rates["out"], 50_000)])
+    later = rates["out, after the first batch"]
+    return Measured(figures, [Ratio("demo-out", "the demo: items/s from the queue to Parquet, after the first batch", later, 50_000)])
 
 
 def rate_in(ledger: str, way: str) -> float:
     """The items a second that the demo's ledger has for `in` or `out`."""
-    found = re.search(rf"^{way}\s+([\d,]+) items/s", ledger, re.MULTILINE)
+    return _rate(ledger, rf"^{way}\s+([\d,]+) items/s")
+
+
+def rate_later(ledger: str) -> float:
+    """The items a second from the queue to Parquet, once Spark has started."""
+    return _rate(ledger, r"^out.*?([\d,]+)/s after the first batch")
+
+
+def _rate(ledger: str, line: str) -> float:
+    found = re.search(line, ledger, re.MULTILINE)
     if found is None:
-        raise RuntimeError(f"the ledger of the demo has no rate of {way}")
+        raise RuntimeError(f"the ledger of the demo has no line such as {line}")
     return float(found[1].replace(",", ""))
 
 
@@ -277,6 +295,7 @@ def measure(names: Sequence[str], folder: Path, cache: Path, connector: str, sha
                 PAYLOADS: spark_runs.sluiceway(PAYLOADS, ours.url, ours.pid, "payload binary"),
                 RIVAL: spark_runs.kafka(RIVAL, broker.bootstrap, broker.pid),
                 EMPTY: spark_runs.empty(spark, EMPTY),
+                EMPTY_PAYLOADS: spark_runs.empty(spark, EMPTY_PAYLOADS, "payload binary"),
             }
             for name, case in CASES.items():
                 if name in names:
@@ -328,5 +347,6 @@ def _told(ratios: Sequence[Ratio]) -> str:
 
 
 def _line(ratio: Ratio) -> str:
-    bar = f"{'at most' if ratio.at_most else 'at least'} {ratio.bar:,g}{', MISSED' if ratio.missed else ''}"
-    return f"{ratio.name:22} {ratio.value:10,.4g}  (bar: {bar}; {min(ratio.values):,.4g} to {max(ratio.values):,.4g})"
+    bound = "" if ratio.bar is None else f"bar: {'at most' if ratio.at_most else 'at least'} {ratio.bar:,g}; "
+    missed = "MISSED; " if ratio.missed else ""
+    return f"{ratio.name:22} {ratio.value:10,.4g}  ({bound}{missed}{min(ratio.values):,.4g} to {max(ratio.values):,.4g})"

@@ -91,7 +91,7 @@ def kafka(name: str, bootstrap: str, pid: int) -> Place:
     return Place(name, "kafka", pid, sink, source)
 
 
-def empty(spark: SparkSession, name: str) -> Place:
+def empty(spark: SparkSession, name: str, columns: str | None = None) -> Place:
     """Registers the source that calls no server. Its tasks and record batches are as large as ours."""
     from pyspark import cloudpickle
 
@@ -105,7 +105,7 @@ def empty(spark: SparkSession, name: str) -> Place:
         numbers = {"items": work.items, "most": work.most, "size": work.size, "tasks": PARTITIONS, "chunk": max(1, work.most // PARTITIONS)}
         return {name: str(number) for name, number in numbers.items()}
 
-    return Place(name, empty_source.NAME, None, None, source)
+    return Place(name, empty_source.NAME, None, None, source, columns)
 
 
 def create_queue(url: str, name: str) -> None:

@@ -22,7 +22,7 @@ from sluiceway.demo.crashes import KILLS, View, parse_kills
 from sluiceway.demo.inputs import Input, detect, queue_name, unpack_flights
 from sluiceway.demo.main import run_demo
 from sluiceway.demo.picture import Sample, draw_delays, draw_rates
-from sluiceway.demo.work import Work
+from sluiceway.demo.work import Batches, Work
 from sluiceway.kernel.errors import SluicewayError
 from tests.server.server_process import PATIENCE
 from tests.servers.pids import is_alive
@@ -137,6 +137,12 @@ def test_runs_of_a_batch_are_counted(work: Work) -> None:
     work.log_batch("end", 1, 20)
     batches = work.batches()
     assert (batches.count, batches.replayed, batches.redelivered, batches.is_open) == (2, 1, 20, False)
+
+
+def test_the_rate_after_the_first_batch_leaves_that_out() -> None:
+    ends = (("end", 0, 30, 5.0), ("begin", 1, 0, 5.5), ("end", 1, 20, 6.0), ("end", 2, 20, 9.0))
+    assert Batches(ends).rate == 10.0
+    assert Batches(ends[:2]).rate == 0.0
 
 
 def test_a_stage_begins_once(work: Work) -> None:

@@ -26,6 +26,8 @@ class Ledger:
     redelivered: int
     seconds_in: float
     seconds_out: float
+    rate_later: float = 0.0
+    """Items a second out, after the first batch."""
     events: Sequence[str] = ()
 
     def total(self, name: str) -> int:
@@ -76,7 +78,8 @@ class Ledger:
         sign = "=" if produced == self.total("completed") + self.total("dead") else "≠"
         yield f"produced {produced:,} {sign} completed {self.total('completed'):,} + dead {self.total('dead'):,}"
         yield f"in  {rows / self.seconds_in:>9,.0f} items/s ({self.seconds_in:.1f} s)   Spark batch write → queue, each chunk durable"
-        yield f"out {rows / self.seconds_out:>9,.0f} items/s ({self.seconds_out:.1f} s)   queue → Spark streaming query → Parquet"
+        later = f"; {self.rate_later:,.0f}/s after the first batch" if self.rate_later else ""
+        yield f"out {rows / self.seconds_out:>9,.0f} items/s ({self.seconds_out:.1f} s{later})   queue → Spark streaming query → Parquet"
         yield ""
         yield f"{self.dead_queue}: {self.check.dead:,} items"
         yield from (f"  {count:>9,}  {reason}" for reason, count in self.check.reasons.items())

@@ -6,7 +6,6 @@ the ingest is a keyed write, the processing continues from its checkpoint, and a
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 import traceback
@@ -83,7 +82,6 @@ def _session(work: Work) -> SparkSession:
         **local,
         "spark.driver.memory": "2g",
         "spark.sql.shuffle.partitions": 2,
-        "spark.sql.sources.partitionOverwriteMode": "dynamic",
         "spark.sql.streaming.stopTimeout": "30s",
     }
     return session("sluiceway demo", **settings)
@@ -97,13 +95,11 @@ def _ingest(feed: Feed, rows: int, url: str, queue: str) -> None:
 
 def _process(spark: SparkSession, feed: Feed, rows: int, url: str, queue: str, work: Work) -> None:
     """Process until no item is ready, leased, scheduled or on its way to the dead queue."""
-    for unfinished in work.table.glob(".spark-staging-*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
     options = {
         "url": url,
         "queue": queue,
         "consumer": "demo",
-        "maxItemsPerTrigger": str(min(30_000, max(100, rows // 8))),
+        "maxItemsPerTrigger": str(min(60_000, max(100, rows // 6))),
         "minPartitions": "2",
         "holdFor": "10m",
         "requestTimeout": _RETRY_FOR,
@@ -128,14 +124,10 @@ def _batch(feed: Feed, items: DataFrame, batch: int, url: str, queue: str, work:
 
     Returns the number of items.
     """
-    rows = feed.from_items(items).persist()
-    good = rows.where("fault is null").drop("id", "attempts", "fault").withColumn("batch", F.lit(batch))
-    good.write.mode("overwrite").partitionBy(*feed.partition_by, "batch").parquet(str(work.table))
     outcome = F.when(F.col("attempts") == 1, "retry").otherwise("dead").alias("outcome")
-    settle(rows.where("fault is not null").select("id", outcome, F.col("fault").alias("reason")), url=url, queue=queue)
-    count = rows.count()
-    rows.unpersist()
-    return count
+    with feed.store(items, batch, work.table) as stored:
+        settle(stored.faults.select("id", outcome, F.col("fault").alias("reason")), url=url, queue=queue)
+        return stored.size()
 
 
 def _is_empty(stats: QueueStats) -> bool:

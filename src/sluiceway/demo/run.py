@@ -207,6 +207,7 @@ class Run:
             redelivered=batches.redelivered,
             seconds_in=self._work.seconds("ingest"),
             seconds_out=self._work.seconds("process"),
+            rate_later=batches.rate,
             events=self.events,
         )
 

@@ -103,25 +103,34 @@ class Work:
     def log_batch(self, event: str, batch: int, items: int = 0) -> None:
         """Log a batch's event: `begin`, or `end` with its items. One short append, which a kill cannot tear."""
         with (self._notes / "batches.log").open("a") as log:
-            log.write(f"{event} {batch} {items}\n")
+            log.write(f"{event} {batch} {items} {time.time()}\n")
 
     def batches(self) -> Batches:
         try:
             lines = (self._notes / "batches.log").read_text().split("\n")
         except FileNotFoundError:
             return Batches(())
-        return Batches(tuple((event, int(batch), int(items)) for event, batch, items in (line.split() for line in lines if line)))
+        events = (line.split() for line in lines if line)
+        return Batches(tuple((event, int(batch), int(items), float(at)) for event, batch, items, at in events))
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Events of the micro-batches, in order: (`begin` or `end`, batch, items of a batch that ends)."""
+    """Events of the micro-batches, in order: (`begin` or `end`, batch, items of a batch that ends, time in seconds)."""
 
-    events: tuple[tuple[str, int, int], ...]
+    events: tuple[tuple[str, int, int, float], ...]
 
     @property
     def begun(self) -> list[int]:
-        return [batch for event, batch, _ in self.events if event == "begin"]
+        return [batch for event, batch, *_ in self.events if event == "begin"]
+
+    @property
+    def rate(self) -> float:
+        """Items a second after the first batch, which waits for much that Spark does once. 0 with a single batch."""
+        ends = [(items, at) for event, _, items, at in self.events if event == "end"]
+        if len(ends) < 2:
+            return 0.0
+        return sum(items for items, _ in ends[1:]) / max(0.001, ends[-1][1] - ends[0][1])
 
     @property
     def count(self) -> int:
@@ -135,7 +144,7 @@ class Batches:
     @property
     def redelivered(self) -> int:
         """Items of repeated batches, once per extra run. A repetition reads the same items, so the batch's end has their number."""
-        size = {batch: items for event, batch, items in self.events if event == "end"}
+        size = {batch: items for event, batch, items, _ in self.events if event == "end"}
         return sum(size.get(batch, 0) for batch in self.begun) - sum(size.get(batch, 0) for batch in set(self.begun))
 
     @property
