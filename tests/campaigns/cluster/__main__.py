@@ -20,6 +20,7 @@ from tests.campaigns.cluster.cost import compare_workers
 from tests.campaigns.cluster.cuts import cut_every_line
 from tests.campaigns.cluster.freezing import freeze_an_owner
 from tests.campaigns.cluster.kills import Pace, kill_again_and_again, stop_one_after_the_other
+from tests.campaigns.cluster.many_partitions import take_over_many
 from tests.campaigns.kit import command
 from tests.campaigns.kit.fleet import Bucket, PostgresFleet, WorkerFleet
 from tests.campaigns.kit.history import History
@@ -76,6 +77,12 @@ class Campaign(command.Campaign):
             relay(report, traffic, self._random, self._given.relays)
             complete_while_one_is_down(report, traffic, history, self._random)
 
+    def takeover(self, report: Report) -> None:
+        """kill −9 one instance of a cluster with thousands of partitions"""
+        folder = self._new_folder("takeover")
+        fleet = PostgresFleet(folder, self._postgres, self.size, bucket=self.bucket, meta_in_bucket=self.meta_in_bucket)
+        take_over_many(report, fleet, self._given.partitions)
+
     def cost(self, report: Report) -> None:
         """CPU per item and throughput of 1, 2 and 4 workers"""
         compare_workers(report, self._new_folder("cost"), self._given.slices, self._given.slice)
@@ -100,6 +107,7 @@ class Campaign(command.Campaign):
         parser.add_argument("--cut", type=float, default=10.0, help="seconds of each cut")
         parser.add_argument("--creates", type=int, default=50, help="new queues")
         parser.add_argument("--relays", type=int, default=500, help="items that are waited for elsewhere")
+        parser.add_argument("--partitions", type=int, default=10_000, help="of the cluster in `takeover`")
         parser.add_argument("--slices", type=int, default=5, help="counted slices of each number of workers")
         parser.add_argument("--slice", type=float, default=3.0, help="seconds of a slice")
 
