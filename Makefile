@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale campaign crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-engines test-incidents fuzz hostile sim sim-bank spec spec-histories clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit secrets sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale campaign crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-engines test-incidents fuzz fuzz-coverage hostile sim sim-bank spec spec-histories clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,6 +13,8 @@ UV := .tools/bin/uv
 STAMP := .venv/.synced
 # The same with the clients of the peers that `make bench` knows.
 BENCH_STAMP := .venv/.synced-bench
+# The same with the fuzzer of `make fuzz-coverage`.
+FUZZ_STAMP := .venv/.synced-fuzz
 # What builds the site has an environment of its own.
 DOCS_STAMP := .tools/docs/.synced
 UV_HERE = UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETRIES=10 UV_PYTHON_DOWNLOADS=never
@@ -60,6 +62,10 @@ $(STAMP): pyproject.toml uv.lock | $(UV) $(ASSETS)
 
 $(BENCH_STAMP): $(STAMP)
 	@$(SYNC) --group bench
+	@touch $@
+
+$(FUZZ_STAMP): $(STAMP)
+	@$(SYNC) --group fuzz
 	@touch $@
 
 $(ASSETS): tools/assets.lock.json tools/assets.py | $(UV)
@@ -130,9 +136,12 @@ test-chart: setup ## Lint, render and validate the Helm chart (builds Helm with 
 
 # Not a part of `make test`, as it needs the network: it asks the package index about each version that the lock file names, and fails if it
 # gets no answer about one.
-audit: sbom ## Known vulnerabilities of the locked dependencies, and the bill of materials (CycloneDX) in dist/
+audit: sbom secrets ## Known vulnerabilities of the locked dependencies, secrets in the history, and the bill of materials (CycloneDX) in dist/
 	@$(UV_HERE) UV_PROJECT_ENVIRONMENT=.tools/audit $(UV) sync --locked --only-group audit --quiet --python .tools/bin/python
 	@.tools/audit/bin/pip-audit --strict --requirement build/requirements.txt --require-hashes --disable-pip $(ARGS)
+
+secrets: $(UV) ## Look for secrets in the files of the repository, and in all that its history has
+	@.tools/bin/python tools/secret_scan.py --history
 
 sbom: $(UV) ## The bill of materials (CycloneDX) in dist/
 	@mkdir -p build dist
@@ -232,6 +241,9 @@ test-incidents: setup ## Stage incidents on a real server: each is named within 
 fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
 	@$(BIN)/python -m tests.fuzz.decoders 100000 $(ARGS)
 	@$(BIN)/python -m tests.fuzz.openapi_requests 30000 $(ARGS)
+
+fuzz-coverage: setup $(FUZZ_STAMP) ## Coverage-guided fuzzing of each decoder of what comes from outside (SECONDS=60 for each; ARGS='arrow peer': of those)
+	@$(BIN)/python -m tests.fuzz.guided --seconds $(or $(SECONDS),60) $(ARGS)
 
 hostile: setup ## Attack a real server in some forty ways while others are to be served
 	@$(BIN)/python -m pytest tests/hostile -rP $(ARGS)

@@ -354,6 +354,16 @@ def test_what_makes_no_sense_is_an_error(messages: list[bytes]) -> None:
         Decoder().feed(messages)
 
 
+def test_a_number_that_is_no_text_does_not_break_the_decoder() -> None:
+    """It was in the key, and raised another error than its own."""
+    bad = b"t" + struct.pack(">I", 3) + b"\xff7\xfe"
+    for kind in (INT8, FLOAT8):
+        table = relation(7, "public", "people", [(True, "id", kind)])
+        (transaction,) = Decoder().feed([begin(5), table, b"I" + struct.pack(">I", 7) + b"N" + struct.pack(">H", 1) + bad, commit(5, 9)])
+        assert transaction.records[0].key == "public.people:[\ufffd7\ufffd]"
+        assert transaction.records[0].payload.decode()
+
+
 @given(st.integers(0, 2**64 - 1))
 def test_an_lsn_is_read_as_it_is_written(lsn: int) -> None:
     assert parse_lsn(format_lsn(lsn)) == lsn

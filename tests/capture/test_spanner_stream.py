@@ -190,6 +190,23 @@ async def test_what_is_not_understood_is_neither_skipped_nor_an_end() -> None:
         await stream.read("AY-1", born.start)
 
 
+@driven
+async def test_nor_is_a_value_that_is_none() -> None:
+    """Text that is no JSON, and a token that is no text: their errors were not the stream's own."""
+    fake = FakeSpanner("AY-1")
+    fake.commit({"AY-1": [["a"]]})
+    told = fake.partitions["AY-1"].records[0][1]
+    told["data_change_record"]["mods"][0]["keys"] = "{"
+    stream = opened(fake)
+    (born,) = (await stream.seeds("")).partitions
+    with pytest.raises(SluicewayError, match=r"cannot be decoded: DecodeError"):
+        await stream.read(born.token, born.start)
+    child = {"token": 5, "parent_partition_tokens": ["AY-1"]}
+    told["child_partitions_record"] = {"start_timestamp": told.pop("data_change_record")["commit_timestamp"], "child_partitions": [child]}
+    with pytest.raises(SluicewayError, match=r"cannot be decoded: TypeError: a partition's token is not a text"):
+        await stream.read(born.token, born.start)
+
+
 class Early(FakeSpanner):
     """Another process, whose read began earlier."""
 

@@ -17,9 +17,9 @@ import pytest
 
 from sluiceway import __version__
 from sluiceway.cli import admin, line_producer, main, session
-from sluiceway.cli.common import chunks, exit_code, print_table, printable, table
+from sluiceway.cli.common import Failure, chunks, exit_code, print_table, printable, table
 from sluiceway.client import CallError, Client
-from sluiceway.client.answers import Left, MovedItems
+from sluiceway.client.answers import Ignored, Left, MovedItems
 from sluiceway.kernel.errors import KINDS, SluicewayError
 from tests.cli.cli_shell import commands_of
 from tests.server.server_process import PATIENCE, closed_port
@@ -275,6 +275,14 @@ def test_what_trickles_in_is_sent_at_once_unless_the_cut_must_repeat() -> None:
 )
 def test_a_payload_cannot_steer_the_terminal(payload: bytes, shown: str) -> None:
     assert printable(payload) == shown
+
+
+def test_nor_can_a_cell_or_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(table(("version",), [("1\x1b[2J",)]))
+    assert capsys.readouterr().out.splitlines()[1] == "1\\x1b[2J"
+    said = CallError("a\x1b[8m", "one\r\ntwo \x9b31m", ignored=[Ignored(id="id\a", reason="re\bason")], kind=KINDS["stale_ids"])
+    Failure(said).show()
+    assert capsys.readouterr().err.splitlines() == ["error: one\\r", "two \\x9b31m (a\\x1b[8m)", "ignored id\\x07: re\\x08ason"]
 
 
 def test_a_number_is_never_cut_short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import html
 import re
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from sluiceway.server.ui import live
+from sluiceway.server.ui import counts, live
 from sluiceway.server.ui.counts import Counts
 from tests.server.server_guarded import Guarded, guarded
 from tests.server.server_running import Running, eventually
@@ -250,11 +251,49 @@ def test_over_tls_the_cookie_stays_on_tls(tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(
-    "target", ["//elsewhere.example/ui", "https://elsewhere.example/ui", "/\\elsewhere.example", "/v1/queues.list", "/uix", ""]
+    "target",
+    ["//elsewhere.example/ui", "https://elsewhere.example/ui", "/\\elsewhere.example", "/v1/queues.list", "/uix", "", "//[", "http://[::1"],
 )
 def test_signing_in_leads_nowhere_else(keyed: Guarded, target: str) -> None:
     with browser(keyed) as page:
         assert page.post("/ui/sign-in", data={"key": keyed.key("read:*"), "next": target}).headers["location"] == "/ui"
+
+
+def test_a_path_that_is_none_is_no_fault_of_the_server(keyed: Guarded) -> None:
+    """It was an error with a trace in the log, for everybody who can reach the server."""
+    answer = keyed.http.get("/ui/sign-in", params={"next": "//["})
+    assert answer.status_code == 200
+    assert 'value="/ui"' in answer.text
+
+
+def test_a_stranger_leaves_nothing_behind(keyed: Guarded) -> None:
+    site = keyed.app._site
+    assert site is not None
+    before = set(site._counts)
+    for number in range(20):
+        key = base64.urlsafe_b64encode(b"slw_%d" % number * 1_000).decode()
+        cookie = f"sluiceway-{httpx.URL(keyed.url).port}={key}"
+        assert keyed.http.get("/ui", headers={"cookie": cookie}).status_code == 303
+        assert keyed.http.post("/ui/do/queue.pause", headers={"cookie": cookie, ORIGIN: "same-origin"}).status_code == 303
+    assert set(site._counts) <= before
+
+
+def test_counts_that_no_page_follows_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(counts, "stopwatch", lambda: now)
+    unused = Counts()
+    assert not unused.is_over, "its page is about to"
+    now = 5.0
+    assert unused.is_over
+
+
+def test_the_form_of_a_stranger_is_not_read(keyed: Guarded) -> None:
+    head = "POST /ui/do/queue.pause HTTP/1.1\r\nhost: x\r\nsec-fetch-site: same-origin\r\ncontent-length: 60000\r\n\r\n"
+    with keyed.raw(head.encode()) as connection:
+        # It is answered, although the form never came.
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 303 ")
+    answer = keyed.http.post("/ui/sign-in", data={"key": "x" * 5_000}, headers={ORIGIN: "same-origin"})
+    assert answer.status_code == 413
 
 
 def test_a_reader_sees_and_does_what_their_key_may(keyed: Guarded) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from sluiceway.kernel.limits import MAX_CALL_BYTES
+from tests.fuzz import flatbuffers
 from tests.hostile.arena import MIB, QUEUE, Arena, answer_or_end, head
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -147,6 +148,19 @@ def compressed_arrow(arena: Arena) -> None:
     check_refused(arena, stream(ends.schema, ends))
 
 
+def shared_arrow(arena: Arena) -> None:
+    """Schemas in which one part is named many times: a quarter of a MiB that stands for gigabytes."""
+    text = b"v" * 200_000
+    for body in (
+        flatbuffers.schema(note=text, of_message=10_000),
+        flatbuffers.schema(note=text, of_schema=10_000),
+        flatbuffers.schema(note=text, of_field=10_000),
+        flatbuffers.schema(fields=4_000_000),
+        flatbuffers.schema(levels=40),
+    ):
+        check_refused(arena, body)
+
+
 def aliased_arrow(arena: Arena) -> None:
     """Ten thousand rows that are one and the same megabyte: larger than any body once they are counted one by one."""
     data, count = pa.py_buffer(b"x" * MIB), 10_000
@@ -166,3 +180,17 @@ def wrong_types(arena: Arena) -> None:
         assert arena.post("queue.produce", GOOD, ARROW, FIELDS, content_encoding=encoding).status == 415
     assert arena.post("queue.produce", GOOD).status == 400
     check_refused(arena, json.dumps({"queue_name": QUEUE, "items": [{"utf8": ""}]}).encode())
+
+
+def swelling_protobuf(arena: Arena) -> None:
+    """Items of no bytes behind a group, and an item of unknown fields alone: each became an object."""
+    group, most = b"\x9b\x06\x9c\x06", 30 * MIB
+    unknown = b"\x98\x06\x01" * (most // 3)
+    length = bytearray()
+    size = len(unknown)
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    for body in (group + b"\x1a\x00" * (most // 2), b"\x1a" + bytes([*length, size]) + unknown, b"\x98\x06\x01" * (most // 3)):
+        given = arena.post("queue.produce", body, "application/protobuf")
+        assert given.status == 400, given

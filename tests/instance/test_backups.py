@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
+from sluiceway.cluster.cluster_secret import CLUSTER_SECRET, secret_of
 from sluiceway.cluster.ownership import GRANT
 from sluiceway.contract.backup_answers import BlobsPart, RecordsPart
 from sluiceway.core.group.group_records import Keys, Resource
@@ -495,8 +496,32 @@ def test_owners_of_a_restored_store_are_above_those_before() -> None:
         "opened/x/0": b"{}",
         "backend/default": b"x",
         "apikey/k": b"kept",
+        CLUSTER_SECRET: b"slwc_known-to-whoever-has-the-backup",
     }
     after = renewed({key: Entry(value, 1) for key, value in before.items()})
     assert after.keys() == {GRANT, group.resource, "apikey/k"}
     assert int(after[GRANT].value) == 3_000_000_000 + GRANTS
     assert msgspec.json.decode(after[group.resource].value, type=Resource).era == 103
+
+
+@driven
+async def test_a_backup_does_not_have_the_clusters_secret(tmp_path: Path) -> None:
+    async with serving(tmp_path / "data") as (service, _):
+        assert service._meta is not None
+        secret = await secret_of(service._meta)
+        saved = await taken(service)
+    assert secret.encode() not in b"".join(saved.meta_parts)
+
+
+@pytest.mark.parametrize("planted", ["link", "owner"])
+def test_a_folder_of_another_user_is_not_restored_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
+    part = tmp_path / ".new.restoring"
+    if planted == "link":
+        (tmp_path / "elsewhere").mkdir()
+        part.symlink_to(tmp_path / "elsewhere")
+    else:
+        part.mkdir()
+        monkeypatch.setattr(os, "geteuid", lambda: part.stat().st_uid + 1)
+    with pytest.raises(SluicewayError, match="is a link, or belongs to another user"), restoration._part_of(tmp_path / "new"):
+        raise AssertionError("it was used")
+    assert list(tmp_path.rglob("*lock*")) == []

@@ -318,3 +318,28 @@ def test_the_charts_commands_are_ones_that_the_program_takes(chart: Path) -> Non
         shown = subprocess.run([sys.executable, "-m", "sluiceway.cli.main", command, "--help"], capture_output=True, text=True, check=True)
         assert len(options) > 1
         assert [option for option in options if option not in shown.stdout] == []
+
+
+def test_nothing_runs_with_more_rights_than_it_needs(deploy: Path) -> None:
+    users = re.findall(r"^USER (\S+)$", (deploy / "container/Containerfile").read_text(), re.MULTILINE)
+    assert users == ["10001:10001"]
+    compose = yaml.safe_load((deploy / "container/compose.yaml").read_text())["services"]["sluiceway"]
+    assert (compose["read_only"], compose["cap_drop"], compose["security_opt"]) == (True, ["ALL"], ["no-new-privileges:true"])
+    assert all(each.startswith("127.0.0.1:") for each in compose["ports"])
+    pod = yaml.safe_load((deploy / "kubernetes/worker.yaml").read_text())["spec"]["template"]["spec"]
+    helpers = (deploy / "helm/sluiceway/templates/_helpers.tpl").read_text()
+    parts = dict(re.findall(r'define "sluiceway\.(podSecurity|containerSecurity)" -\}\}\n(.*?)\{\{- end', helpers, re.DOTALL))
+    of_chart = {name: yaml.safe_load(text) for name, text in parts.items()}
+    for found, container in ((pod, pod["containers"][0]), (of_chart["podSecurity"], of_chart["containerSecurity"])):
+        assert found["automountServiceAccountToken"] is False
+        assert found["securityContext"]["runAsNonRoot"] is True
+        assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        context = container["securityContext"]
+        assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
+        assert context["capabilities"] == {"drop": ["ALL"]}
+    for name in ("statefulset.yaml", "workers.yaml"):
+        template = (deploy / "helm/sluiceway/templates" / name).read_text()
+        assert template.count("sluiceway.podSecurity") == template.count("sluiceway.containerSecurity") == 1, name
+    for name in ("sluiceway.service", "sluiceway-worker.service"):
+        unit = (deploy / "systemd" / name).read_text().splitlines()
+        assert {"DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet="} <= {*unit}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from sluiceway.adapters import time_zones
+from sluiceway.instance.service import Service
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_STORED_ITEM
+from sluiceway.server.http import Request
+from sluiceway.server.schedule_calls import ScheduleCalls
 from tests.server.server_guarded import Guarded, guarded
 from tests.server.server_process import PATIENCE
 
@@ -152,6 +159,47 @@ def test_the_next_times_of_an_expression(client: httpx.Client) -> None:
     assert ask(cron="x")["field"] == "cron"
     assert ask(cron="@daily", timezone="x")["field"] == "timezone"
     assert ask(cron="@daily", after="yesterday")["field"] == "after"
+    for beyond in ("9999-12-31T23:59:00Z", "5000-01-01T00:00:00Z", "1969-12-31T23:59:59Z", "0001-01-01T00:00:00Z"):
+        assert ask(cron="@daily", after=beyond)["field"] == "after"
+    rare = ask(cron="0 0 29 2 */7", timezone="Pacific/Apia", after="4999-12-31T00:00:00Z", count=100)["times"]
+    assert (len(rare), rare[-1] < "9000") == (100, True)
+
+
+def test_rare_times_hold_up_nobody() -> None:
+    """A hundred of the rarest took the event loop for a second."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        beside = asyncio.create_task(others())
+        request = SimpleNamespace(body=b'{"cron": "0 0 29 2 */7", "count": 100}')
+        await ScheduleCalls(cast(Service, None))._next(cast(Request, request))
+        beside.cancel()
+
+    asyncio.run(story())
+    assert turns >= 100
+
+
+def test_names_of_zones_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    def names() -> set[str]:
+        nonlocal looked
+        looked += 1
+        return {"Europe/Berlin"}
+
+    monkeypatch.setattr(time_zones, "available_timezones", names)
+    time_zones._names.cache_clear()
+    for name in ("Europe/Berlim", "Europa/Berlin"):
+        with pytest.raises(SluicewayError, match="did you mean Europe/Berlin"):
+            time_zones.find_zone(name)
+    time_zones._names.cache_clear()
+    assert looked == 1
 
 
 def test_a_time_is_fired_and_shown(server: Guarded, client: httpx.Client) -> None:

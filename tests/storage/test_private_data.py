@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sluiceway.adapters.disk import keep_private
+from sluiceway.adapters.disk import keep_private, write_durably
+from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.instance.service import Service
@@ -119,3 +120,17 @@ def test_the_first_key_can_be_made_before_the_directory_is_there(tmp_path: Path)
     assert made.stdout.startswith("slw_")
     assert f"{data} is a new data folder" in made.stderr
     assert open_to_others(data) == []
+
+
+def test_links_that_another_user_has_put_there_are_not_followed(tmp_path: Path) -> None:
+    """What they lead to was overwritten."""
+    (tmp_path / "other").write_text("kept")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("lock", ".identity.part"):
+        (folder / name).symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic link"):
+        DirectoryLock(folder)
+    with pytest.raises(OSError, match="symbolic link"):
+        write_durably(folder / "identity", "new", private=True)
+    assert (tmp_path / "other").read_text() == "kept"

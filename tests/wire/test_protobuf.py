@@ -239,6 +239,22 @@ def test_too_many_items_are_refused(path: str) -> None:
     assert len(json.loads(body)["items"]) == MAX_ITEMS_JSON
 
 
+def test_items_behind_a_group_are_counted() -> None:
+    """No message has a group, so nothing was counted behind one, and 32 MiB of empty items took gigabytes."""
+    group = b"\x9b\x06\x08\x01\x9c\x06"
+    assert refused("/v1/queue.produce", group + b"\x1a\x00" * 2_000).code == "too_many_items"
+    assert refused("/v1/queue.produce", group).field == "field 99"
+
+
+def test_of_many_unknown_fields_none_is_looked_for() -> None:
+    """Each became an object of 200 bytes."""
+    unknown = b"\x98\x06\x01" * 40_000
+    item = b"\x1a" + bytes([len(unknown) & 0x7F | 0x80, len(unknown) >> 7 & 0x7F | 0x80, len(unknown) >> 14]) + unknown
+    error = refused("/v1/queue.produce", item)
+    assert (error.code, error.field) == ("invalid_request", None)
+    assert "bytes of the ProduceRequest are unknown fields" in error.detail
+
+
 # ---- answers --------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,9 @@ def write_durably(path: Path, text: str, *, private: bool = False) -> None:
     """Write a small file atomically into an existing directory: after a power cut it is there whole or not at all. `private`: no other user
     may read it. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
-    with part.open("w") as file:
+    # Not through a link, which another user may have put there: what it leads to would be overwritten.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(part, flags, _PRIVATE_FILE if private else 0o666), "w", encoding="utf-8") as file:
         if private:
             os.fchmod(file.fileno(), _PRIVATE_FILE)
         file.write(text)

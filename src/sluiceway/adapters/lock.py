@@ -24,7 +24,8 @@ class DirectoryLock:
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
         # The file stays behind: unlinking it would let two owners lock two files of the same name.
-        self._file = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Nor is it a link, which another user may have put into a directory for all of them: what it leads to would be overwritten.
+        self._file = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if not self._take(shared):
                 raise DirectoryInUseError(self._refusal(directory, shared))

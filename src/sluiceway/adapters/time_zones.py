@@ -30,6 +30,12 @@ class _Known:
 
 
 @cache
+def _names() -> list[str]:
+    """All names. Finding them opens some hundred files, which any caller's mistake would cause."""
+    return sorted(available_timezones())
+
+
+@cache
 def find_zone(name: str) -> Zone:
     """The zone of that IANA name, such as `Europe/Berlin`. Raises `invalid_request`, naming `timezone`."""
     if name == "UTC":
@@ -38,6 +44,6 @@ def find_zone(name: str) -> Zone:
         return _Known(ZoneInfo(name))
     except (ValueError, OSError, LookupError):
         # Not a name, a folder of the database, or unknown.
-        near = get_close_matches(name[:64], sorted(available_timezones()), 1)
+        near = get_close_matches(name[:64], _names(), 1)
         hint = f"; did you mean {near[0]}?" if near else ", such as Europe/Berlin or UTC"
         raise invalid("timezone", f"{name[:64]!r} is not a time zone of the IANA database{hint}") from None

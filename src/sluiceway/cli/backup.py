@@ -10,6 +10,7 @@ from sluiceway.cli.backup_targets import METAVAR, TARGET, opened
 from sluiceway.cli.common import Output, WholeNumber, counted, printing, table
 from sluiceway.cli.session import Session, connected
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.terminal_text import plain
 
 
 class _Commands(click.Group):
@@ -65,7 +66,8 @@ def verify(output: Output, target: Path | str, backup_id: str | None) -> None:
                     raise
                 damage = [error.detail]
             bad += bool(damage)
-            output.print({"backup": each, "damage": damage}, "\n".join([f"{each}: {'damaged' if damage else 'good'}", *damage]))
+            said = "\n".join([f"{each}: {'damaged' if damage else 'good'}", *damage])
+            output.print({"backup": each, "damage": damage}, plain(said))
         if bad:
             raise SluicewayError("invalid_request", f"{counted(bad, 'backup')} in {backups.name} cannot be restored", "dir")
 
@@ -80,7 +82,8 @@ def prune(output: Output, target: Path | str, keep: int) -> None:
 
     with opened(target) as backups:
         removed, freed = backups.prune(keep)
-    text = "\n".join([*(f"Removed {each}" for each in removed), f"{counted(len(removed), 'backup')} removed, {size_text(freed)} freed"])
+    lines = [*(f"Removed {plain(each)}" for each in removed), f"{counted(len(removed), 'backup')} removed, {size_text(freed)} freed"]
+    text = "\n".join(lines)
     output.print({"removed": removed, "freed_bytes": freed}, text)
 
 

@@ -16,6 +16,7 @@ from sluiceway.cli.common import chunks, counted
 from sluiceway.cli.session import Session
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_BACKUP_BLOBS
+from sluiceway.kernel.terminal_text import plain
 
 if TYPE_CHECKING:
     from sluiceway.client import Client
@@ -80,7 +81,7 @@ def _earlier(backups: Backups) -> dict[BlobName, Piece]:
         try:
             manifest = backups.manifest(each)
         except SluicewayError as error:
-            click.echo(f"warning: {error.detail}", err=True)
+            click.echo(f"warning: {plain(error.detail)}", err=True)
             continue
         return {
             (partition.incarnation, partition.partition, blob.number, blob.state): blob.piece

@@ -75,7 +75,8 @@ class BackupDirectory:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self._path / _LOCK).open("w") as lock:
+        # Nothing is written to it. In a directory that others may write to, it could be a link to a file of this user.
+        with open(os.open(self._path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -6,12 +6,14 @@ step: whatever interrupts a backup leaves the earlier ones as they were.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from hashlib import blake2b
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from sluiceway.kernel.errors import SluicewayError, invalid
 
@@ -20,15 +22,23 @@ FORMAT: Final = 1
 MANIFESTS: Final = "backups"
 PACKS: Final = "packs"
 SUFFIX: Final = ".json"
+MAX_PIECE: Final = 1 << 30
+"""Bytes of a piece, which is read as a whole: more than the largest blob."""
 _SUM_BYTES: Final = 16
+# A manifest may be another's: what it names is looked for in its own store, and nowhere else.
+_NAME: Final = r"\A[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}\Z"
+_ID: Final = re.compile(_NAME)
+_Name = Annotated[str, Meta(pattern=_NAME)]
+_Incarnation = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9]{1,64}\Z")]
+_Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Piece(msgspec.Struct, array_like=True, frozen=True):
     """A part of a pack, with its checksum: BLAKE2b of 16 bytes, in hexadecimal."""
 
-    pack: str
-    at: int
-    size: int
+    pack: _Name
+    at: _Number
+    size: Annotated[int, Meta(ge=0, le=MAX_PIECE)]
     checksum: str
 
     @property
@@ -40,7 +50,7 @@ class Piece(msgspec.Struct, array_like=True, frozen=True):
 class SavedBlob(msgspec.Struct, array_like=True, frozen=True):
     """A blob of a partition. `state`: what its bytes depend on, beside the number."""
 
-    number: int
+    number: _Number
     state: str
     piece: Piece
 
@@ -48,10 +58,10 @@ class SavedBlob(msgspec.Struct, array_like=True, frozen=True):
 class SavedPartition(msgspec.Struct, frozen=True, kw_only=True):
     """A partition: its records, in parts, and its blobs."""
 
-    queue_name: str
-    incarnation: str
-    partition: int
-    backend: str
+    queue_name: _Name
+    incarnation: _Incarnation
+    partition: _Number
+    backend: _Name
     records: list[Piece]
     blobs: list[SavedBlob]
 
@@ -60,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One backup."""
 
     format: int = FORMAT
-    backup_id: str
+    backup_id: _Name
     taken_at: datetime
     version: str
     meta_layout: int
@@ -101,14 +111,18 @@ def unseal(stored: bytes, backup_id: str) -> Manifest:
     lines = stored.split(b"\n")
     if len(lines) != 3 or lines[2] or checksum(lines[0]).encode() != lines[1]:
         raise damaged(backup_id, f"{MANIFESTS}/{backup_id}{SUFFIX} does not have its checksum")
-    if (found := msgspec.json.decode(lines[0], type=_Format).format) > FORMAT:
-        raise invalid("dir", f"backup {backup_id} was written by a newer version of Sluiceway (format {found}; this one knows {FORMAT})")
-    return msgspec.json.decode(lines[0], type=Manifest)
+    try:
+        if (found := msgspec.json.decode(lines[0], type=_Format).format) > FORMAT:
+            what = f"backup {backup_id} was written by a newer version of Sluiceway (format {found}; this one knows {FORMAT})"
+            raise invalid("dir", what)
+        return msgspec.json.decode(lines[0], type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(backup_id, f"{MANIFESTS}/{backup_id}{SUFFIX} is no manifest: {error}") from None
 
 
 def check_id(backup_id: str) -> None:
     """Raise `invalid_request` unless a backup may be called so."""
-    if not backup_id or "/" in backup_id or backup_id[0] == ".":
+    if not _ID.fullmatch(backup_id):
         raise invalid("backup", f"{backup_id!r} is not the id of a backup")
 
 

@@ -16,6 +16,7 @@ import click
 
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.terminal_text import escaped, plain
 
 if TYPE_CHECKING:
     import msgspec
@@ -85,11 +86,11 @@ class Failure(click.ClickException):
                 problem["ignored"] = ignored
             click.echo(json.dumps(problem | ({"done": self.done} if self.done else {})), err=True)
             return
-        click.echo(f"error: {error.detail} ({error.code})", err=True)
+        click.echo(f"error: {plain(error.detail)} ({plain(error.code)})", err=True)
         if self.done:
             click.echo(self.done, err=True)
         for each in self.ignored:
-            click.echo(f"ignored {each.id}: {each.reason.replace('_', ' ')}", err=True)
+            click.echo(f"ignored {plain(each.id)}: {plain(each.reason.replace('_', ' '))}", err=True)
         if hint := self._hint():
             click.echo(f"hint: {hint}", err=True)
 
@@ -224,7 +225,7 @@ class Rows:
 
     def text(self) -> str:
         """The table as lines, with a bold heading."""
-        cells = [[f"{value:,}" if isinstance(value, int) else str(value) for value in row] for row in self.rows]
+        cells = [[f"{value:,}" if isinstance(value, int) else escaped(str(value)) for value in row] for row in self.rows]
         widths = [max(map(_width, column)) for column in zip(self.columns, *cells, strict=True)]
         is_right = [name in set(self.right) for name in self.columns]
 
@@ -272,8 +273,7 @@ def counted(number: int, what: str) -> str:
 
 def printable(payload: bytes, longest: int = 200) -> str:
     """Untrusted bytes for a terminal: control characters are escaped."""
-    text = payload[: longest * 4].decode("utf-8", "backslashreplace")
-    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    text = escaped(payload[: longest * 4].decode("utf-8", "backslashreplace"))
     return text if len(text) <= longest and len(payload) <= longest * 4 else text[:longest] + "…"
 
 

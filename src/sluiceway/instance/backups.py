@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from sluiceway.adapters import system
+from sluiceway.cluster.cluster_secret import CLUSTER_SECRET
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.contract.backup_answers import BlobsPart, RecordsPart
 from sluiceway.core.partition.records import BlobRecord, unpack_blob
@@ -278,7 +279,8 @@ class Backup:
 
     @cached_property
     def _meta_keys(self) -> list[str]:
-        return sorted(self.meta.entries)
+        # A backup is kept for long, and in other hands. A restored cluster makes a secret of its own.
+        return sorted(self.meta.entries.keys() - {CLUSTER_SECRET})
 
     def part_of_meta(self, start: int) -> RecordsPart:
         """The entries of the meta store from that one on, up to BACKUP_PART_BYTES."""

@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from itertools import count
@@ -24,6 +25,7 @@ from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.meta import sqlite as sqlite_meta
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage import partition_file
+from sluiceway.cluster.cluster_secret import CLUSTER_SECRET
 from sluiceway.cluster.compatibility_level import check_understood, level_in
 from sluiceway.cluster.ownership import GRANT, KEYS
 from sluiceway.core.group.group_records import Keys, Resource
@@ -137,6 +139,10 @@ def _part_of(data: Path) -> Iterator[Path]:
     `unavailable` during another restore into `data`."""
     part = data.absolute().with_name(f".{data.absolute().name}.restoring")
     keep_private(part)
+    about = part.lstat()
+    if stat.S_ISLNK(about.st_mode) or about.st_uid != os.geteuid():
+        # Where all users may write, another one may have made it, to have the restored data.
+        raise invalid("data", f"{part} is a link, or belongs to another user: remove it, or restore into another folder")
     with (part / _LOCK).open("w") as lock:
         if not _is_locked(lock, part / _LOCK):
             raise SluicewayError("unavailable", f"another restore into {data} is running", "data")
@@ -348,9 +354,10 @@ def skipped(header: bytes) -> bytes:
 
 def renewed(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """The meta store of a restored server: what owners go by is above all that was there before, and what is about living processes and
-    the former storage is gone."""
+    the former storage is gone. So is the cluster's secret, which whoever has the backup could have read: the first instance makes another.
+    """
     groups = [found[1] for key in entries if (found := _RESOURCE.fullmatch(key))]
-    gone = (OPENED, _BACKENDS, MARK, *(prefix for group in groups for prefix in (Keys(group).members, Keys(group).marks)))
+    gone = (OPENED, _BACKENDS, MARK, CLUSTER_SECRET, *(prefix for group in groups for prefix in (Keys(group).members, Keys(group).marks)))
     kept = {key: entry for key, entry in entries.items() if not key.startswith(gone)}
     for group in groups:
         key = Keys(group).resource

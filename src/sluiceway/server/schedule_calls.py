@@ -178,6 +178,8 @@ class ScheduleCalls:
         at = table.after(call.begin(now()))
         while at is not None and len(found) < call.count:
             found.append(at)
+            # There are 28 years between two Sundays that are a 29 February, each day of which is looked at.
+            await asyncio.sleep(0)
             at = table.after(at)
         return json_schedules.times(found)
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.cli.backup_format import Manifest
 from sluiceway.cli.backup_format import SavedPartition as Saved
@@ -57,3 +59,6 @@ def restore_backup(source: StoredBackup, data: Path, config: Path | None, tell: 
         raise SluicewayError("unavailable", str(error), "data") from error
     except (StoreUnavailableError, DamagedError, FencedError, OSError) as error:
         raise SluicewayError("unavailable", f"nothing was restored: {error}", "data") from error
+    except (msgspec.MsgspecError, ValueError, KeyError) as error:
+        # Its checksums are right, so it was written like that.
+        raise invalid("dir", f"nothing was restored: the backup has records that this version cannot read: {error}") from error

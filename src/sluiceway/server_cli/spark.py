@@ -19,6 +19,7 @@ from sluiceway.cli.session import Session, connected
 from sluiceway.cli.stop_signal import Asked
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.terminal_text import plain
 from sluiceway.server_cli.spark_jobs import archive, copy, ingest, missing, pairs, process, redrive
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def _look(config: CaptureConfig) -> TaskGroup | None:
             return None
         found = asyncio.run(look(config.name, config.meta, config.log))
     except SluicewayError as error:
-        click.echo(f"Progress unavailable: {error.detail}", err=True)
+        click.echo(f"Progress unavailable: {plain(error.detail)}", err=True)
         return None
     return group_of(found, now()) if found.begun is not None else None
 

@@ -20,14 +20,13 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Disposition, Offsets, Produce, Settle, Verdict
 from sluiceway.model.small_batch import as_few
 from sluiceway.wire.decoding import request_timeout
-from sluiceway.wire.ipc_header import batch_header
+from sluiceway.wire.ipc_header import batch_header, check_metadata, metadata_at
 from sluiceway.wire.item_limits import check_batch, too_many
 from sluiceway.wire.json_items import ProduceFields
 from sluiceway.wire.json_outcomes import SettleQuery
 from sluiceway.wire.outcome_selection import group_rows
 
 METADATA_KEY = b"sluiceway"
-_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _OUTCOMES: tuple[Verdict, ...] = ("done", "retry", "dead")
 
 
@@ -149,12 +148,14 @@ def _unreadable(what: str) -> SluicewayError:
 
 
 def _batches(body: bytes, columns: dict[str, Column], most: int) -> list[pa.RecordBatch]:
-    source = pa.BufferReader(pa.py_buffer(body))
-    reader = pa.ipc.MessageReader.open_stream(source)
+    data, source = memoryview(body), pa.BufferReader(pa.py_buffer(body))
     schema: pa.Schema = None
     rows = 0
     batches: list[pa.RecordBatch] = []
-    for message in reader:
+    # Only the missing end mark would show that a stream was cut off between two batches.
+    while (metadata := metadata_at(data, source.tell())) is not None:
+        check_metadata(metadata)
+        message = pa.ipc.read_message(source)
         # pyarrow crashes the process when it reads a message as the wrong type, so the type is checked first.
         expected = "schema" if schema is None else "record batch"
         if message.type != expected:
@@ -170,9 +171,8 @@ def _batches(body: bytes, columns: dict[str, Column], most: int) -> list[pa.Reco
         if rows > most or len(batches) > most:
             raise too_many("items", rows, most)
         batches.append(pa.ipc.read_record_batch(message, schema))
-    # Only the missing end mark shows that a stream was cut off between two batches.
-    if schema is None or body[source.tell() - len(_END) : source.tell()] != _END:
-        raise _unreadable("it is cut off")
+    if schema is None:
+        raise _unreadable("it has no schema")
     if not rows:
         raise invalid("items", "must not be empty")
     return [batch for batch in batches if batch.num_rows]

@@ -36,6 +36,8 @@ _ItemField = Annotated[Item, ONE_PAYLOAD]
 NAME_HEADER = "schedule"
 TIME_HEADER = "scheduled_at"
 """Headers of an item that say which schedule produced it, and for which time."""
+_FAR: Millis = 95_617_584_000_000
+"""The year 5000. A hundred times of the rarest expression from then on are not beyond the calendar."""
 
 
 def check_schedule_name(name: str) -> str:
@@ -119,7 +121,10 @@ class NextTimesCall(msgspec.Struct, forbid_unknown_fields=True):
 
     def begin(self, now: Millis) -> Millis:
         """Raises `invalid_request`."""
-        return now if self.after is None else parse_time(self.after, "after")
+        begin = now if self.after is None else parse_time(self.after, "after")
+        if not 0 <= begin < _FAR:
+            raise invalid("after", "expected a time from 1970 on and before the year 5000")
+        return begin
 
 
 decode_create = JsonDecoder(CreateScheduleCall)

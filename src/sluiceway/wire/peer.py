@@ -95,7 +95,7 @@ from sluiceway.model.requests import (
 )
 from sluiceway.model.small_batch import Served, SmallBatch, in_columns
 from sluiceway.wire.arrow_codec import check_buffers
-from sluiceway.wire.ipc_header import batch_header
+from sluiceway.wire.ipc_header import batch_header, check_metadata, metadata_at
 
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
@@ -350,6 +350,10 @@ def _batches(data: memoryview, masks: Sequence[int], needed: int) -> list[pa.Rec
     for mask in masks:
         if not 0 < mask < 1 << len(COLUMNS) or mask & (_POSITION | _PAYLOAD) != needed:
             raise ValueError("a batch has unexpected columns")
+        metadata = metadata_at(data, source.tell())
+        if metadata is None:
+            raise ValueError("a batch is missing")
+        check_metadata(metadata)
         message = pa.ipc.read_message(source)
         if message.type != "record batch":
             raise ValueError(f"a {message.type} message where a record batch was expected")

@@ -56,6 +56,11 @@ _CODE_TEXTS: Final = {
 _MOST_FIELDS: Final = MAX_ITEMS_JSON + 16
 """Maximum number of fields in a message, repeated ones counted each time: the most items of a call, and its other fields. Nested messages
 have no repeated fields."""
+_GROUP_BEGINS: Final = 3
+_GROUP_ENDS: Final = 4
+"""Wire types around the fields of a group. No message has one, so it is unknown; its fields count like the others."""
+_MOST_UNKNOWN: Final = 4_096
+"""Maximum bytes of unknown fields among which the first is looked for: each becomes an object."""
 _NOTHING_TO_LEASE: Final = "request timeout; no items are in the queue, try again"
 """Querator's `MsgRequestTimeout`, verbatim. Its clients compare the message to tell an empty queue from a failure."""
 _ZERO_TIME: Final = {"seconds": -62_135_596_800}
@@ -116,7 +121,11 @@ class Form(NamedTuple):
             raise _undecodable(self.request) from None
         known = message.ByteSize()
         message.DiscardUnknownFields()
-        if message.ByteSize() != known:
+        unknown = known - message.ByteSize()
+        if unknown > _MOST_UNKNOWN:
+            detail = f"{unknown:,} bytes of the {self.request} are unknown fields; this server does not support them"
+            raise SluicewayError("invalid_request", detail)
+        if unknown:
             # The search for the unknown field visits every part, so it runs only if there is one.
             _refuse_unknown(kind.FromString(body), "")
         return message, msgspec.json.encode(self.fields(message))
@@ -182,7 +191,7 @@ def _count_fields(body: bytes) -> None:
                 at += size
             elif wire in (1, 5):
                 at += 8 if wire == 1 else 4
-            else:
+            elif wire not in (_GROUP_BEGINS, _GROUP_ENDS):
                 return
         count += 1
         if count > _MOST_FIELDS:

@@ -6,12 +6,47 @@ import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from sluiceway.kernel.errors import invalid
 from sluiceway.worker.counts import Counts, WorkerMetrics
+
+MAX_CONNECTIONS: Final = 32
+"""Connections at a time, each of which is a thread: probes and scrapes need two or three."""
+PATIENCE: Final = 10.0
+"""Seconds for a request to arrive, and for its answer to be taken."""
+
+
+class _Server(ThreadingHTTPServer):
+    """Closes connections beyond MAX_CONNECTIONS: whoever can reach the page must not take the threads and files of the worker."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], answers: type[BaseHTTPRequestHandler]) -> None:
+        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(address, answers)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            # There is no thread that would.
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no fault."""
 
 
 class StatusPage:
@@ -29,6 +64,8 @@ class StatusPage:
         ProcessCollector(registry=registry)
 
         class Answers(BaseHTTPRequestHandler):
+            timeout = PATIENCE
+
             def do_GET(self) -> None:
                 if self.path == "/metrics":
                     self._answer(200, generate_latest(registry).decode(), "text/plain; version=0.0.4; charset=utf-8")
@@ -52,10 +89,9 @@ class StatusPage:
                 """Requests are not logged."""
 
         try:
-            self._server = ThreadingHTTPServer(address, Answers)
+            self._server = _Server(address, Answers)
         except OSError as error:
             raise invalid("listen", f"cannot listen at {address[0]}:{address[1]}: {error.strerror}") from None
-        self._server.daemon_threads = True
         self.url = "http://{}:{}".format(*self._server.server_address[:2])
 
     def __enter__(self) -> Self:

@@ -109,14 +109,14 @@ def _boolean(value: bytes) -> bytes:
 
 
 def _float(value: bytes) -> bytes:
-    return b'"' + value + b'"' if value in (b"NaN", b"Infinity", b"-Infinity") else value
+    return b'"' + value + b'"' if value in (b"NaN", b"Infinity", b"-Infinity") else _sound(value)
 
 
 _AS_JSON: Mapping[int, Callable[[bytes], bytes]] = {
     16: _boolean,
-    20: bytes,
-    21: bytes,
-    23: bytes,
+    20: _sound,
+    21: _sound,
+    23: _sound,
     114: _sound,
     700: _float,
     701: _float,

@@ -44,6 +44,8 @@ MARK_EVERY: Nanos = 60 * 10**9
 SETTLE: Nanos = 5 * 10**9
 """How late the service may tell that a partition has ended."""
 
+_MALFORMED = (KeyError, TypeError, ValueError, msgspec.DecodeError)
+"""What becomes of a record that is not as the service's documentation has it."""
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?Z")
 _TOKEN = re.compile(r"(.+?)(?:@([^@]+))?")
 _SECOND = 10**9
@@ -177,7 +179,7 @@ class SpannerStream:
             raise invalid(
                 "start", f"the change stream cannot be read from {upto}: {error}. Start another capture with a later time"
             ) from error
-        except (KeyError, TypeError, ValueError) as error:
+        except _MALFORMED as error:
             raise _not_understood(error) from error
         if not found:
             raise BrokenOffError(f"the change stream named no partition at {upto}")
@@ -253,7 +255,7 @@ class SpannerStream:
                         break
             if scan.ended_at is not None and not scan.cut and "@" not in partition:
                 await self._all_children(scan, token)
-        except (KeyError, TypeError, ValueError) as error:
+        except _MALFORMED as error:
             raise _not_understood(error) from error
         scan.rows.sort(key=lambda row: (row.at, row.order))
         return scan
@@ -377,8 +379,10 @@ def _epoch(token: str, at: Nanos) -> str:
     return f"{token}@{format_time(at)}"
 
 
-def _born(token: str, parents: tuple[str, ...], at: Nanos) -> AnnouncedPartition:
-    """A partition that begins with that timestamp."""
+def _born(token: Any, parents: tuple[Any, ...], at: Nanos) -> AnnouncedPartition:
+    """A partition that begins with that timestamp. Raises TypeError."""
+    if not isinstance(token, str) or not all(isinstance(each, str) for each in parents):
+        raise TypeError("a partition's token is not a text")
     return AnnouncedPartition(token, parents, str(_Place(at - 1)), at // 1_000_000)
 
 

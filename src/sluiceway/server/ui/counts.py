@@ -36,7 +36,7 @@ class Counts:
         self._past: dict[str, deque[tuple[float, tuple[int, ...]]]] = {}
         self._ready = asyncio.Event()
         self._users = 0
-        self._begun = False
+        self._used_at = stopwatch()
         self._task: asyncio.Task[None] | None = None
         self._end: asyncio.TimerHandle | None = None
 
@@ -49,19 +49,19 @@ class Counts:
             self._end = None
         if self._task is None or self._task.done():
             self._ready.clear()
-            self._begun = True
             self._task = asyncio.create_task(self._follow(api))
         try:
             yield
         finally:
             self._users -= 1
+            self._used_at = stopwatch()
             if not self._users:
                 self._end = asyncio.get_running_loop().call_later(_LINGERS, self.stop)
 
     @property
     def is_over(self) -> bool:
-        """Whether the counts were followed and have been dropped again."""
-        return self._begun and self._task is None
+        """Whether no page follows the counts, nor is about to."""
+        return not self._users and self._task is None and stopwatch() - self._used_at >= _LINGERS
 
     async def known(self) -> None:
         """Wait for the first counts, for _FIRST at most. Raises ProblemError if the reader may not see them."""

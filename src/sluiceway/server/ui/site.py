@@ -31,6 +31,8 @@ _WAS: Final = "was"
 """Query parameter of a stream: the mark of the content that the reader has."""
 _MOST: Final = 64 << 10
 """Maximum bytes of a form."""
+_MOST_SIGNING_IN: Final = 4 << 10
+"""Of the one form that is read without a key: a key, and the path to go on to."""
 
 HEADERS: Final = (
     (
@@ -98,7 +100,7 @@ class Site:
             return
         visit = self._visit(path, request)
         try:
-            await visit.meet()
+            await self._meet(visit)
             if _is_live(path):
                 visit.path, visit.live = ROOT + path.removeprefix(LIVE), True
                 await self._stream(visit, request, send)
@@ -118,11 +120,14 @@ class Site:
         await self._show(send, request, 200, self._commands[name].line(self._query(request)), content_type=TEXT)
 
     def _visit(self, path: str, request: Request) -> Visit:
-        api = api_of(self._app, request.scope, request)
+        return Visit(api_of(self._app, request.scope, request), path, self._query(request), partial=_is_partial(request))
+
+    async def _meet(self, visit: Visit) -> None:
+        """Find out who the reader is. Raises ProblemError for a stranger, of whom nothing is kept: they could fill the memory."""
+        await visit.meet()
         for key in [key for key, counts in self._counts.items() if counts.is_over]:
             del self._counts[key]
-        counts = self._counts.setdefault(api.reader, Counts())
-        return Visit(api, counts, path, self._query(request), partial=_is_partial(request))
+        visit.counts = self._counts.setdefault(visit.api.reader, visit.counts)
 
     def _query(self, request: Request) -> dict[str, str]:
         return self._fields(request.scope["query_string"].decode("latin-1"))
@@ -213,18 +218,17 @@ class Site:
     # ---- commands -----------------------------------------------------------------------------------------------------
 
     async def _post(self, path: str, request: Request, send: Send) -> None:
-        await request.read_body(_MOST)
-        given = self._fields(bytes(request.body).decode("utf-8", "replace"))
         if path == f"{ROOT}/sign-in":
-            await self._sign(given, request, send)
+            await self._sign(await self._form(request, _MOST_SIGNING_IN), request, send)
             return
         if path == f"{ROOT}/sign-out":
             await self._go(send, request, f"{ROOT}/sign-in", (b"set-cookie", cookie_for("", request)))
             return
         visit = self._visit(path, request)
-        visit.query = given
         try:
-            await visit.meet()
+            # Before the form is read: a stranger's would take memory.
+            await self._meet(visit)
+            visit.query = await self._form(request, _MOST)
             command = self._command(path.removeprefix(f"{ROOT}/do/"))
             if _is_script(request):
                 await self._answer(send, request, command, visit)
@@ -239,6 +243,10 @@ class Site:
             )
         except ProblemError as error:
             await self._refuse(send, request, visit, error)
+
+    async def _form(self, request: Request, most: int) -> dict[str, str]:
+        await request.read_body(most)
+        return self._fields(bytes(request.body).decode("utf-8", "replace"))
 
     def _command(self, name: str) -> Command:
         if name not in self._commands:
@@ -383,7 +391,10 @@ def _is_script(request: Request) -> bool:
 
 def _own_path(text: str) -> str:
     """The text if it is a path of the dashboard, otherwise ROOT. Prevents open redirects."""
-    found = urlsplit(text)
+    try:
+        found = urlsplit(text)
+    except ValueError:
+        return ROOT
     own = not found.scheme and not found.netloc and (found.path == ROOT or found.path.startswith(f"{ROOT}/"))
     if not own or not text.isascii() or not text.isprintable() or "\\" in text:
         return ROOT

@@ -27,12 +27,13 @@ class Visit:
     """
 
     api: Api
-    counts: Counts
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
     me: Caller = field(default_factory=lambda: Caller("", ()))
+    counts: Counts = field(default_factory=Counts)
+    """Shared by all pages of the reader, once it is known who that is."""
     live: bool = False
     """Whether the request is for the live part rather than the whole page."""
     asks_keys: bool = False
