@@ -70,8 +70,10 @@ def child(name: str, seconds: str, kept: Path, seed: str, module: str) -> None:
     atheris: Any = import_module("atheris")
     with atheris.instrument_imports(include=["sluiceway", "tests.fuzz.planted"]):
         target = import_module(module).TARGETS[name]
+        # Some are made with what is imported only then.
+        seeds = target.seeds()
     corpus = kept / name
-    for each in target.seeds():
+    for each in seeds:
         (corpus / hashlib.sha1(each, usedforsecurity=False).hexdigest()).write_bytes(each)
     options = {
         "max_total_time": seconds,

@@ -323,7 +323,9 @@ def test_the_charts_commands_are_ones_that_the_program_takes(chart: Path) -> Non
 def test_nothing_runs_with_more_rights_than_it_needs(deploy: Path) -> None:
     users = re.findall(r"^USER (\S+)$", (deploy / "container/Containerfile").read_text(), re.MULTILINE)
     assert users == ["10001:10001"]
-    compose = yaml.safe_load((deploy / "container/compose.yaml").read_text())["services"]["sluiceway"]
+    text = (deploy / "container/compose.yaml").read_text()
+    assert "mkdir -m 0700 secrets" in text
+    compose = yaml.safe_load(text)["services"]["sluiceway"]
     assert (compose["read_only"], compose["cap_drop"], compose["security_opt"]) == (True, ["ALL"], ["no-new-privileges:true"])
     assert all(each.startswith("127.0.0.1:") for each in compose["ports"])
     pod = yaml.safe_load((deploy / "kubernetes/worker.yaml").read_text())["spec"]["template"]["spec"]
