@@ -362,7 +362,7 @@ def _backup_seeds() -> list[bytes]:
 
 
 def _http(data: bytes) -> None:
-    """What a connection carries out does not depend on how its bytes arrive."""
+    """What a connection carries out does not depend on how its bytes arrive, but for how much of it before bytes that are no request."""
     from tests.server import test_framing as framing
 
     where, body = (data[0], data[1:]) if data else (0, b"")
@@ -373,7 +373,8 @@ def _http(data: bytes) -> None:
         whole = bench.app.seen
         at = where * len(body) // 256
         await bench.receive([part for part in (body[:at], body[at:]) if part], True)
-        assert bench.app.seen == whole, (whole, bench.app.seen)
+        fewer, more = sorted((whole, bench.app.seen), key=len)
+        assert more[: len(fewer)] == fewer, (whole, bench.app.seen)
 
     asyncio.run(receive())
 
