@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.audit import AuditEntry, decode_entry
 from sluiceway.model.requests import Clear, QueuePatch, Redrive
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
+from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.server.wiring import Assembly, Door
 from sluiceway.testing.drive import driven
 from tests.instance.instance_rig import down, produce, serving, spec
@@ -250,6 +252,97 @@ async def test_a_change_that_is_made_does_not_wait_for_a_meta_store_that_is_sile
     meta.answers.set()
     await trail.close()
     assert [entry.action for entry in await trail.list(10)] == ["storage/items.import"]
+
+
+async def trail_of(meta: MetaStore) -> list[Mapping[str, Any]]:
+    """The details of all entries, oldest first."""
+    return [entry.detail for entry in (await AuditTrail(meta).list(100))[::-1]]
+
+
+@driven
+async def test_a_change_has_its_entry_before_it_is_made() -> None:
+    meta = MemoryMetaStore()
+    trail = AuditTrail(meta)
+
+    async def change() -> int:
+        assert await trail_of(meta) == [{"items": 3, "outcome": "begun"}]
+        return 3
+
+    assert await trail.recorded("storage/items.delete", ALICE, "q", {"items": 3}, change) == 3
+    assert await trail_of(meta) == [{"items": 3, "outcome": "done", "result": 3}]
+    await trail.close()
+
+
+@driven
+@pytest.mark.parametrize("landed", [False, True])
+async def test_a_change_whose_end_is_not_recorded_stays_begun_or_is_done(landed: bool, caplog: pytest.LogCaptureFixture) -> None:
+    meta = Failing()
+    trail = AuditTrail(meta)
+
+    async def change() -> int:
+        meta.before, meta.after = (None, MetaUnknownError("cut off")) if landed else (MetaUnknownError("cut off"), None)
+        return 3
+
+    assert await trail.recorded("queue.redrive", ALICE, "q", {}, change) == 3
+    assert [detail["outcome"] for detail in await trail_of(meta)] == ["done" if landed else "begun"]
+    assert "queue.redrive" in caplog.text
+    await trail.close()
+
+
+@driven
+@pytest.mark.parametrize("fault", ["refused", "lost", "unheard"])
+async def test_without_an_entry_nothing_is_changed(fault: str) -> None:
+    meta = Failing()
+    trail = AuditTrail(meta)
+    # The trail looks at its first entry for old ones.
+    await trail.record("first", ALICE)
+    meta.before = {"refused": StoreUnavailableError("away"), "lost": MetaUnknownError("cut off")}.get(fault)
+    meta.after = MetaUnknownError("cut off") if fault == "unheard" else None
+
+    async def change() -> None:
+        pytest.fail("it was made")
+
+    with pytest.raises(SluicewayError, match="nothing was changed") as raised:
+        await trail.recorded("queue.clear", ALICE, "q", {}, change)
+    assert raised.value.code == "unavailable"
+    await trail.close()
+    assert await trail_of(meta) == [{}]
+
+
+@driven
+async def test_an_entry_that_comes_too_late_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_trail, "RECORD_TIMEOUT", 10)
+    meta = Silent()
+    trail = AuditTrail(meta)
+
+    async def change() -> None:
+        pytest.fail("it was made")
+
+    with pytest.raises(SluicewayError, match="nothing was changed"):
+        await trail.recorded("queue.clear", ALICE, "q", {}, change)
+    gone = asyncio.ensure_future(trail.recorded("queue.clear", ALICE, "q", {}, change))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    meta.answers.set()
+    await trail.close()
+    assert await trail_of(meta) == []
+
+
+@driven
+async def test_a_change_that_is_refused_leaves_no_entry_and_one_that_fails_says_unknown() -> None:
+    meta = MemoryMetaStore()
+    trail = AuditTrail(meta)
+
+    async def fails(code: str) -> None:
+        raise SluicewayError(code, "so it is")
+
+    for code in ("queue_not_found", "unavailable"):
+        with pytest.raises(SluicewayError, match="so it is"):
+            await trail.recorded("queue.clear", ALICE, "q", {"ready": True}, partial(fails, code))
+    assert await trail_of(meta) == [{"ready": True, "outcome": "unknown", "code": "unavailable"}]
+    await trail.close()
 
 
 async def filled(meta: MetaStore, count: int, keep: int = AUDIT_ENTRIES) -> AuditTrail:

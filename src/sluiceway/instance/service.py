@@ -58,7 +58,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import COMPACTION_INTERVAL
 from sluiceway.local import queries
 from sluiceway.local.answer_budget import Asked
-from sluiceway.local.audit_trail import AuditTrail
+from sluiceway.local.audit_trail import AuditTrail, detail_of
 from sluiceway.local.backend_pool import BackendInfo, BackendPool, OpenStore
 from sluiceway.local.blob_cache import BlobCache
 from sluiceway.local.clock_watch import ClockWatch
@@ -719,15 +719,17 @@ class Service:
 
     async def clear(self, queue_name: str, request: Clear, by: Actor = SYSTEM) -> Cleared:
         """Drop waiting items. Raises `unavailable` for a partition that is not open; items dropped elsewhere stay dropped."""
-        work = self._router.clear(await self.look_up(queue_name), request)
-        cleared = await self.audit.recorded("queue.clear", by, queue_name, request, work)
+        record = await self.look_up(queue_name)
+        cleared = await self.audit.recorded("queue.clear", by, queue_name, detail_of(request), lambda: self._router.clear(record, request))
         self.bundle_driver.note_settled(queue_name)
         return cleared
 
     async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
         """Send dead items back. Raises `invalid_request` for a target that does not exist."""
-        work = self._router.redrive(await self.look_up(queue_name), request)
-        return await (work if request.dry_run else self.audit.recorded("queue.redrive", by, queue_name, request, work))
+        record = await self.look_up(queue_name)
+        if request.dry_run:
+            return await self._router.redrive(record, request)
+        return await self.audit.recorded("queue.redrive", by, queue_name, detail_of(request), lambda: self._router.redrive(record, request))
 
     async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:
         """List items by offset, in one of the queue's partitions. Raises `unavailable` while it is not open."""
@@ -735,28 +737,32 @@ class Service:
 
     async def import_items(self, queue_name: str, request: Produce, by: Actor = SYSTEM) -> Produced:
         """Produce, with an audit entry."""
-        asked = Asked(request.batch.num_rows)
-        return await self.audit.recorded("storage/items.import", by, queue_name, asked, self.produce(queue_name, request))
+        asked = detail_of(Asked(request.batch.num_rows))
+        return await self.audit.recorded("storage/items.import", by, queue_name, asked, lambda: self.produce(queue_name, request))
 
     async def delete_items(self, queue_name: str, request: DeleteItems, by: Actor = SYSTEM) -> Deleted:
         """Drop waiting items by id. Raises as `clear`."""
-        work = self._router.delete_items(self.queue(queue_name), request)
-        deleted = await self.audit.recorded("storage/items.delete", by, queue_name, _asked(request), work)
+        record = self.queue(queue_name)
+        deleted = await self.audit.recorded(
+            "storage/items.delete", by, queue_name, _asked(request), lambda: self._router.delete_items(record, request)
+        )
         self.bundle_driver.note_settled(queue_name)
         return deleted
 
     async def run_now(self, queue_name: str, request: RunNow, by: Actor = SYSTEM) -> MadeReady:
         """Make scheduled items ready by id. Raises as `clear`."""
-        work = self._router.run_now(self.queue(queue_name), request)
-        return await self.audit.recorded("storage/items.run_now", by, queue_name, _asked(request), work)
+        record = self.queue(queue_name)
+        return await self.audit.recorded(
+            "storage/items.run_now", by, queue_name, _asked(request), lambda: self._router.run_now(record, request)
+        )
 
     async def move_items(self, queue_name: str, request: MoveItems, by: Actor = SYSTEM) -> MovedAway:
         """Send waiting items by id to another queue. Raises as `clear`, and `queue_not_found` for a target that does not exist.
 
         Once items have moved it raises nothing: items of partitions that failed are ignored with the error's code.
         """
-        work = self._router.move_items(self.queue(queue_name), request)
-        moved = await self.audit.recorded("storage/items.move", by, queue_name, _asked(request, request.target), work)
+        record, asked = self.queue(queue_name), _asked(request, request.target)
+        moved = await self.audit.recorded("storage/items.move", by, queue_name, asked, lambda: self._router.move_items(record, request))
         self.bundle_driver.note_settled(queue_name)
         return moved
 
@@ -823,8 +829,8 @@ class Service:
         ]
 
 
-def _asked(request: ByItems, target: str | None = None) -> Asked:
-    return Asked(sum(map(len, request.offsets.values())) + len(request.foreign), target)
+def _asked(request: ByItems, target: str | None = None) -> dict[str, Any]:
+    return detail_of(Asked(sum(map(len, request.offsets.values())) + len(request.foreign), target))
 
 
 def _opens(shared: bool, requests: BucketRequests) -> OpenStore:

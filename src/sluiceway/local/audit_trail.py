@@ -1,10 +1,10 @@
-"""Audit trail: a durable entry for every change, written in the change's own commit wherever it has one."""
+"""Audit trail: a durable entry for every change, written in the change's own commit, or before a change that has none in the meta store."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
@@ -68,35 +68,68 @@ class AuditTrail:
         )
 
     async def record(self, action: str, by: Actor, queue_name: str = "", detail: Mapping[str, Any] | None = None) -> None:
-        """Write an entry for a change outside the meta store. If that fails, the entry is logged.
+        """Write an entry for what changes nothing that is stored. If that fails, the entry is logged.
 
-        Returns after RECORD_TIMEOUT at the latest: the change is made, and a call must end in time though the meta store does not answer.
-        The entry is then still written, or logged.
+        Returns after RECORD_TIMEOUT at the latest: a call must end in time though the meta store does not answer. The entry is then still
+        written, or logged.
         """
         key, value = self.entry(action, by, queue_name, detail)
-        await asyncio.wait([self._spawn(self._put(key, value))], timeout=RECORD_TIMEOUT / 1000)
+        await asyncio.wait([self._spawn(self._put({key: value}))], timeout=RECORD_TIMEOUT / 1000)
 
-    async def _put(self, key: str, value: bytes) -> None:
-        try:
-            await self._meta.commit(puts={key: value})
-        except (MetaUnknownError, StoreUnavailableError) as error:
-            log.error("an audit entry may be lost: %s: %s", value.decode(), error)
+    async def recorded(self, action: str, by: Actor, queue_name: str, detail: Mapping[str, Any], change: Callable[[], Awaitable[T]]) -> T:
+        """Make a change outside the meta store, with an entry, and return its result.
 
-    async def recorded(self, action: str, by: Actor, queue_name: str, request: Any, work: Awaitable[T]) -> T:
-        """Return the result of `work`, and write an entry once it has changed something, or may have."""
-        detail = {name: value for name, value in asdict(request).items() if name != "request_timeout" and value is not None}
+        The entry is stored as *begun* before the change, and replaced by one that says *done* or *unknown* after it; if the change was
+        surely not made, it is removed. So each change has an entry, whatever becomes of this process. Without an answer of the meta store
+        within RECORD_TIMEOUT raises `unavailable`, and the change is not made. Once the change is made, the call waits no longer than that
+        for the entry to be replaced: until then, and for good if that fails, it stays *begun*.
+        """
+        begun = await self._begin(action, by, queue_name, detail)
         try:
-            result = await work
+            result = await change()
         except SluicewayError as error:
             # A final refusal changed nothing. Other errors may have reached some of the partitions.
-            if error.kind.status >= 500:
-                await self.record(action, by, queue_name, {**detail, "outcome": "unknown", "code": error.code})
+            ended = {"outcome": "unknown", "code": error.code} if error.kind.status >= 500 else None
+            await self._end(begun, action, by, queue_name, ended and {**detail, **ended})
             raise
         except asyncio.CancelledError:
-            self._spawn(self.record(action, by, queue_name, {**detail, "outcome": "unknown"}))
+            self._spawn(self._end(begun, action, by, queue_name, {**detail, "outcome": "unknown"}))
             raise
-        await self.record(action, by, queue_name, {**detail, "outcome": "done", "result": result})
+        await self._end(begun, action, by, queue_name, {**detail, "outcome": "done", "result": result})
         return result
+
+    async def _begin(self, action: str, by: Actor, queue_name: str, detail: Mapping[str, Any]) -> str:
+        """Store the entry of a change that is about to be made, and return its key. Raises `unavailable`."""
+        key, value = self.entry(action, by, queue_name, {**detail, "outcome": "begun"})
+        writing = asyncio.ensure_future(self._meta.commit(puts={key: value}))
+        is_stored = False
+        try:
+            await asyncio.wait([writing], timeout=RECORD_TIMEOUT / 1000)
+            is_stored = writing.done() and writing.exception() is None
+        finally:
+            if not is_stored:
+                self._spawn(self._take_back(writing, key))
+        if not is_stored:
+            raise SluicewayError("unavailable", "the audit trail cannot be written, so nothing was changed")
+        return key
+
+    async def _take_back(self, writing: asyncio.Future[Any], key: str) -> None:
+        """Remove the entry of a change that is not made, which may be stored yet."""
+        await asyncio.wait([writing])
+        if not isinstance(writing.exception(), StoreUnavailableError):
+            await self._put({}, [key])
+
+    async def _end(self, begun: str, action: str, by: Actor, queue_name: str, detail: Mapping[str, Any] | None) -> None:
+        """Replace the entry of a change by one that says how it ended; without `detail`, remove it. Returns as `record` does."""
+        puts = {} if detail is None else dict([self.entry(action, by, queue_name, detail)])
+        await asyncio.wait([self._spawn(self._put(puts, [begun]))], timeout=RECORD_TIMEOUT / 1000)
+
+    async def _put(self, puts: Mapping[str, bytes], deletes: Sequence[str] = ()) -> None:
+        try:
+            await self._meta.commit(puts=puts, deletes=deletes)
+        except (MetaUnknownError, StoreUnavailableError) as error:
+            about = [*(value.decode() for value in puts.values()), *(f"remove {key}" for key in deletes)]
+            log.error("the audit trail may be without a change of it: %s: %s", "; ".join(about), error)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -174,6 +207,11 @@ class AuditTrail:
         """Let begun work finish."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+def detail_of(request: Any) -> dict[str, Any]:
+    """What a call asks for, as the detail of its entry."""
+    return {name: value for name, value in asdict(request).items() if name != "request_timeout" and value is not None}
 
 
 def settings_of(record: QueueRecord) -> dict[str, Any]:

@@ -162,8 +162,9 @@ class ScheduleCalls:
     async def _run(self, request: Request) -> Body:
         record = await self._found(request, json_schedules.decode_schedule(request.body).name)
         await self._service.look_up(record.queue_name)
-        id = await self._service.schedule_driver.run_now(record)
-        await self._service.audit.record("schedules.run", request.actor, record.queue_name, {"name": record.name, "id": id})
+        id = await self._service.audit.recorded(
+            "schedules.run", request.actor, record.queue_name, {"name": record.name}, lambda: self._service.schedule_driver.run_now(record)
+        )
         return json_schedules.ran(record, id)
 
     async def _delete(self, request: Request) -> Body:
