@@ -102,7 +102,9 @@ def empty(spark: SparkSession, name: str, columns: str | None = None) -> Place:
     spark.dataSource.register(empty_source.EmptySource)
 
     def source(_: str, work: Work) -> dict[str, str]:
-        numbers = {"items": work.items, "most": work.most, "size": work.size, "tasks": PARTITIONS, "chunk": max(1, work.most // PARTITIONS)}
+        # As many as ours: one for a batch of one item.
+        tasks = min(PARTITIONS, work.most)
+        numbers = {"items": work.items, "most": work.most, "size": work.size, "tasks": tasks, "chunk": work.most // tasks}
         return {name: str(number) for name, number in numbers.items()}
 
     return Place(name, empty_source.NAME, None, None, source, columns)

@@ -119,6 +119,7 @@ class World:
         if path == "/v1/queues.info":
             return {"partitions": [{"partition": number, "state": "available"} for number in range(PARTITIONS)], "incarnation": "q"}
         assert path == "/v1/queue.lease"
+        completed = self._completed(body["complete"]) if "complete" in body else None
         before = body.get("before_offsets")
         request = Lease(
             body["client_id"],
@@ -131,7 +132,15 @@ class World:
             before=None if before is None else {int(number): offset for number, offset in before.items()},
         )
         infos = [grant.info for grant in self.ask(request)]
-        return {"leases": [{"lease_id": str(LeaseId("q", info.partition, info.number)), "count": info.items} for info in infos]}
+        leases = [{"lease_id": str(LeaseId("q", info.partition, info.number)), "count": info.items} for info in infos]
+        return {"leases": leases, "completed": completed}
+
+    def _completed(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """As a lease call completes: an error of the completion is not told."""
+        try:
+            return self.call("/v1/queue.complete", body)
+        except SluicewayError:
+            return None
 
     # ---- Spark ------------------------------------------------------------------------------------------------
 
@@ -169,6 +178,8 @@ class World:
 
     def run(self, batch: Offset) -> None:
         """Read the batch, as soon as all of its partitions are there; again, it is the same."""
+        # Its driver keeps its leases, and may close them together with leasing the next batch.
+        self.driver._keeper = SimpleNamespace(release=lambda: None)  # type: ignore[assignment]
         items: list[Item] = []
         for lease in batch.leases:
             number = partition_of(lease.lease_id)

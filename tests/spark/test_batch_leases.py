@@ -103,6 +103,17 @@ def forgets_what_it_has_asked_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BatchLeases, "_attempt", attempts)
 
 
+def takes_a_completion_for_confirmed(patch: pytest.MonkeyPatch) -> None:
+    take = BatchLeases.take
+
+    def takes(self: BatchLeases, *args: Any) -> dict[Part, list[HeldLease]]:
+        taken = take(self, *args)
+        self.closed = self.closed or {}
+        return taken
+
+    patch.setattr(BatchLeases, "take", takes)
+
+
 BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, str], int]] = [
     (forgets_what_is_unanswered, {}, 0),
     (forgets_what_is_unanswered, NAMED, 0),
@@ -114,7 +125,8 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], dict[str, str], int]] = [
     (notes_only_the_last_unanswered_key, {}, 0),
     (notes_nothing_that_it_has_not_asked_for, {}, 0),
     (notes_nothing_that_it_has_not_asked_for, NAMED, 82),
-    (forgets_what_it_has_asked_for, {}, 636),
+    (forgets_what_it_has_asked_for, {}, 1_087),
+    (takes_a_completion_for_confirmed, {}, 14),
 ]
 """Each with the options of its query, and a seed that has shown it."""
 

@@ -116,6 +116,112 @@ def test_a_driver_that_died_between_its_calls_goes_on_where_it_stopped(world: Se
     assert world.count(queue, "total_leased") == 50
 
 
+Calls = list[tuple[str, Mapping[str, Any]]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The calls of all clients: path and body."""
+    made: Calls = []
+    call = Client.call
+
+    def note(self: Client, path: str, body: Mapping[str, object], patience: Millis | None = None) -> dict[str, Any]:
+        made.append((path, body))
+        return call(self, path, body, patience)
+
+    monkeypatch.setattr(Client, "call", note)
+    return made
+
+
+def test_a_full_batch_in_mid_run_costs_the_driver_one_call(world: Server, calls: Calls) -> None:
+    queue = world.create("one-call", partitions=1)
+    world.produce(queue, ["a", "b", "c"])
+    driver = reader(world, queue)
+    start = driver.initialOffset()
+    first = driver.latestOffset(start, ReadMaxRows(1))
+    driver.partitions(start, first)
+    calls.clear()
+    second = driver.latestOffset(first, ReadMaxRows(1))
+    driver.commit(first)
+    assert texts(driver, first, second) == [["b"]]
+    ((path, body),) = calls
+    assert (path, body["complete"]) == ("/v1/queue.lease", {"lease_ids": Offset.parse(first).lease_ids})
+    assert (world.count(queue, "completed"), world.count(queue, "total_leased")) == (1, 1)
+    driver.stop()
+
+
+def test_only_leases_that_were_taken_just_now_are_not_extended_before_they_are_read(
+    world: Server, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: passed[0], sleep=time.sleep))
+    queue = world.create("extended", partitions=1)
+    world.produce(queue, [str(n) for n in range(10)])
+
+    def extends(driver: LeaseStreamReader, start: dict[str, Any], end: dict[str, Any]) -> bool:
+        calls.clear()
+        driver.commit(start)
+        driver.partitions(start, end)
+        return "/v1/queue.extend" in [path for path, _ in calls]
+
+    first = reader(world, queue, holdFor="30m")
+    start = first.initialOffset()
+    one = first.latestOffset(start, ReadMaxRows(1))
+    assert extends(first, start, one), "its nonce was stored nowhere before"
+    two = first.latestOffset(one, ReadMaxRows(1))
+    assert not extends(first, one, two)
+    three = first.latestOffset(two, ReadMaxRows(1))
+    passed[0] = 601
+    assert extends(first, two, three), "a third of holdFor is over"
+    first.latestOffset(three, ReadMaxRows(1))
+    # The driver dies. The next one finds what it had leased, some time ago.
+    second = reader(world, queue, holdFor="30m")
+    four = second.latestOffset(three, ReadMaxRows(1))
+    assert extends(second, three, four)
+    assert world.count(queue, "total_leased") == 1
+
+
+def of_one_key(world: Server, name: str) -> str:
+    """A queue with three items that are handled one after the other."""
+    queue = world.create(name, partitions=1, order="key")
+    world.call("/v1/queue.produce", queue_name=queue, items=[{"utf8": str(n), "key": "k"} for n in range(3)])
+    return queue
+
+
+def run_to_the_end(driver: LeaseStreamReader) -> list[list[list[str]]]:
+    """What is read in each batch of an `availableNow` run."""
+    driver.prepareForTriggerAvailableNow()
+    at, found = driver.initialOffset(), []
+    while (end := driver.latestOffset(at, ReadMaxRows(100))) != at:
+        found.append(texts(driver, at, end))
+        driver.commit(end)
+        at = end
+    driver.stop()
+    return found
+
+
+def test_what_a_closed_batch_has_made_way_for_is_in_the_next(world: Server) -> None:
+    queue = of_one_key(world, "made-way")
+    assert run_to_the_end(reader(world, queue)) == [[["0"]], [["1"]], [["2"]]]
+    assert (world.count(queue, "completed"), world.count(queue, "leases")) == (3, 0)
+
+
+def test_a_batch_is_closed_by_a_call_of_its_own_if_the_lease_does_not_say_that_it_is(
+    world: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Client.call
+
+    def unconfirmed(self: Client, path: str, body: Mapping[str, object], patience: Millis | None = None) -> dict[str, Any]:
+        left = {name: value for name, value in body.items() if name != "complete"}
+        return call(self, path, left, patience)
+
+    monkeypatch.setattr(Client, "call", unconfirmed)
+    queue = of_one_key(world, "unconfirmed")
+    # The next item is blocked until then, so a run that gave up here would end too early.
+    assert run_to_the_end(reader(world, queue)) == [[["0"]], [["1"]], [["2"]]]
+    assert (world.count(queue, "completed"), world.count(queue, "leases")) == (3, 0)
+
+
 def test_two_checkpoints_of_one_consumer_do_not_take_each_others_leases(world: Server) -> None:
     queue = world.create("two")
     world.produce(queue, [str(n) for n in range(20)])
@@ -465,29 +571,23 @@ def test_a_driver_that_died_finds_its_leases_of_several_queues_whatever_has_come
     assert [world.count(queue, "total_leased") for queue in (one, other)] == [20, 20]
 
 
-def test_only_a_trigger_that_has_nothing_waits_at_the_server(world: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[object] = []
-    call = Client.call
+def test_only_a_trigger_that_has_nothing_waits_at_the_server(world: Server, calls: Calls) -> None:
+    def waits() -> list[object]:
+        made = [body["request_timeout"] for path, body in calls if path == "/v1/queue.lease"]
+        calls.clear()
+        return made
 
-    def note(self: Client, path: str, body: Mapping[str, object], patience: Millis | None = None) -> dict[str, Any]:
-        if path == "/v1/queue.lease":
-            waits.append(body["request_timeout"])
-        return call(self, path, body, patience)
-
-    monkeypatch.setattr(Client, "call", note)
     one, other = world.create("waits-1"), world.create("waits-2")
     driver = reader(world, f"{one},{other}")
     start = driver.initialOffset()
     driver.latestOffset(start, ALL)
-    assert waits == ["250ms", "250ms"]
-    waits.clear()
+    assert waits() == ["250ms", "250ms"]
     world.produce(one, ["a"])
     driver.latestOffset(start, ALL)
-    assert waits == ["250ms", "0s", "0s"]
-    waits.clear()
+    assert waits() == ["250ms", "0s", "0s"]
     driver.prepareForTriggerAvailableNow()
     driver.latestOffset(Offset("other").to_dict(), ALL)
-    assert waits == ["0s", "0s"]
+    assert waits() == ["0s", "0s"]
 
 
 def test_available_now_takes_of_each_queue_what_is_there(world: Server) -> None:

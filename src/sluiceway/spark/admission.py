@@ -6,7 +6,7 @@ their keys, continues where it stopped, and leaves none behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -31,14 +31,25 @@ _ENOUGH = 0.9
 class Admission:
     """Takes leases for `consumer`. `most_bytes`: approximate payload bytes of one `take`; None: unlimited. `runs`: number of leases, at
     least, for which several items of a key are asked for; 0: they are not. `patience`: how long a call is repeated, in ms; None: as long
-    as the client does."""
+    as the client does. `completes`: leases of the queue that the first call completes."""
 
-    def __init__(self, client: Client, consumer: str, most_bytes: int | None, runs: int = 0, patience: Millis | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        consumer: str,
+        most_bytes: int | None,
+        runs: int = 0,
+        patience: Millis | None = None,
+        completes: Sequence[str] = (),
+    ) -> None:
         self._client = client
         self._consumer = consumer
         self._most_bytes = most_bytes
         self._runs = runs
         self._patience = patience
+        self._completes = completes
+        self.completed: dict[str, str] | None = None
+        """Those of `completes` that were gone, with the server's reasons; None: it is not confirmed that the others were completed."""
 
     def take(
         self,
@@ -66,6 +77,7 @@ class Admission:
         # A lease with runs is not divided among tasks.
         largest = max(1, most // self._runs) if self._runs else most
         average = self._average_next(queue, partition) if self._most_bytes is not None and most > 0 else 0.0
+        completes = self._completes
         while items < most:
             answer = self._client.call(
                 "/v1/queue.lease",
@@ -78,10 +90,17 @@ class Admission:
                     "lease_timeout": format_duration(lease_timeout),
                     "request_timeout": format_duration(0 if calls else wait),
                     "payload": False,
+                    **({"complete": {"lease_ids": [*completes]}} if completes else {}),
                 },
                 self._patience,
             )
+            if completes and answer["completed"] is not None:
+                self.completed = {entry["id"]: entry["reason"] for entry in answer["completed"]["ignored"]}
+            has_completed, completes = bool(completes), ()
             if not answer["leases"]:
+                if has_completed and not wait:
+                    # What was completed may make way for others: the next items of its keys, or those beyond a limit.
+                    continue
                 break
             taken = _held(answer)
             leases += taken

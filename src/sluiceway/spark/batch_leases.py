@@ -94,19 +94,30 @@ class BatchLeases:
         """Whether partitions are closed, by queue."""
         self._wait: Millis = 0
         """How long a call may wait for a first item."""
+        self._closes: Sequence[str] = ()
+        """Leases that the next call for a whole queue completes."""
+        # Of the last batch taken:
+        self.closed: dict[str, str] | None = None
+        """Those of the leases to be closed that were gone, with the server's reasons; None: it is not confirmed that the others are."""
+        self.is_fresh = False
+        """Whether all of its leases were taken for it by this driver, during that `take`."""
 
     @property
     def unanswered(self) -> tuple[tuple[Part, tuple[int, ...]], ...]:
         """The keys that are unanswered after the last batch taken, for its offset."""
         return tuple((part, tuple(numbers)) for part, numbers in sorted(self._unanswered.items(), key=lambda each: each[0].text))
 
-    def take(self, at: Offset, parts: Sequence[Part], limits: Limits) -> dict[Part, list[HeldLease]]:
+    def take(self, at: Offset, parts: Sequence[Part], limits: Limits, closes: Sequence[str] = ()) -> dict[Part, list[HeldLease]]:
         """Lease the batch after `at`, up to `limits` from each part that answers, and whatever was unanswered there.
 
+        `closes`: leases of an earlier batch, of the one queue that is read, which the first call for all of it completes; `closed` says
+        what became of that.
         Raises the last error if no part answers within `request_timeout`.
         """
         if (at.nonce, at.sequence) != self._at:
             self._begin(at)
+        self._closes, self.closed = closes, None
+        self.is_fresh = not self._is_first and not self._unanswered
         self._wait = IDLE_WAIT // len(parts) if limits.waits else 0
         deadline = time.monotonic() + self._options.server.request_timeout / 1000
         while True:
@@ -116,13 +127,14 @@ class BatchLeases:
                 break
             except SluicewayError as error:
                 # What it has found is in no batch yet.
-                self._unanswered = before
+                self._unanswered, self.is_fresh = before, False
                 if not KINDS[error.code].retryable or time.monotonic() >= deadline:
                     raise
             time.sleep(IDLE_WAIT / 1000)
         if self._divided and limits.waits and not any(self._taken.values()):
             # The partitions were asked in turn, and none of them waited.
             time.sleep(IDLE_WAIT / 1000)
+        self.is_fresh = self.is_fresh and not self._unanswered
         self._report()
         return self._taken
 
@@ -229,11 +241,15 @@ class BatchLeases:
             self._take_partition(Part(part.queue, number, True), limits.divided(len(partitions)))
 
     def _take_whole(self, part: Part, limits: Limits, patience: Millis) -> list[HeldLease]:
-        admission = self._admission(limits, patience)
+        admission = self._admission(limits, patience, self._closes)
+        # An attempt that fails may have closed them, or not.
+        self._closes = ()
         found: list[HeldLease] = []
         if part.queue in self._divided:
             found = admission.find(part.queue, self._key(part._replace(alone=True), self._number), limits.lease_timeout)
-        return found + self._admit(admission, part, limits)
+        found += self._admit(admission, part, limits)
+        self.closed = admission.completed
+        return found
 
     def _take_partition(self, part: Part, limits: Limits) -> None:
         """Lease from the partition, unless it is known to be away."""
@@ -262,9 +278,9 @@ class BatchLeases:
             self._failure = error
             return None
 
-    def _admission(self, limits: Limits, patience: Millis) -> Admission:
+    def _admission(self, limits: Limits, patience: Millis, closes: Sequence[str] = ()) -> Admission:
         runs = self._options.min_partitions if self._options.runs else 0
-        return Admission(self._client, self._options.consumer, limits.nbytes, runs, patience)
+        return Admission(self._client, self._options.consumer, limits.nbytes, runs, patience, closes)
 
     def _admit(self, admission: Admission, part: Part, limits: Limits) -> list[HeldLease]:
         # The partitions of a divided queue are asked in turn: one that waits would delay the others.

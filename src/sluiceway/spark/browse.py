@@ -23,6 +23,7 @@ from sluiceway.spark.options import BrowseOptions
 from sluiceway.spark.rows import OPTIONAL, join_id
 from sluiceway.spark.rows import SCHEMA as LEASED
 from sluiceway.spark.server_calls import Client
+from sluiceway.spark.task_clients import client_of_task
 
 BROWSED = StructType(
     [
@@ -102,8 +103,7 @@ class BrowseReader(DataSourceReader):
         if "payload" not in schema.names:
             body["payload"] = False
         begin: dict[str, Any] = {"states": list(self._states)}
-        client = Client(server)
-        try:
+        with client_of_task(server) as client:
             while begin:
                 answer = _page(client, body | begin)
                 about = json.loads(answer.schema.metadata[b"sluiceway"])
@@ -112,8 +112,6 @@ class BrowseReader(DataSourceReader):
                         rows = _rows(batch, about["incarnation"], server.queue, schema)
                         yield self._columns.make(rows)
                 begin = {"cursor": about["cursor"]} if about["cursor"] else {}
-        finally:
-            client.close()
 
 
 class PushedFilters:

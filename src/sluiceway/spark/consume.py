@@ -21,6 +21,7 @@ from sluiceway.spark.offsets import HeldLease, Offset
 from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.source import Task, extend, read_slices
+from sluiceway.spark.task_clients import client_of_task
 
 _KEY = "read"
 """Prefix of these leases' keys; those of a stream begin with its nonce."""
@@ -71,12 +72,9 @@ class ConsumeReader(DataSourceReader):
         """Read a task's items, and hold them for `hold_for` from then on. Raises `lease_not_found`."""
         slices = partition.slices if isinstance(partition, Task) else ()
         # Extend here, since Spark may plan a DataFrame once, and read it long after.
-        client = Client(self._options.server)
-        try:
+        with client_of_task(self._options.server) as client:
             gone = extend(client, [HeldLease(each.lease_id, each.count) for each in slices], self._options)
-        finally:
-            client.close()
-        if gone:
-            why = "is closed or expired, so the items that this DataFrame leased can no longer be read"
-            raise SluicewayError("lease_not_found", f"lease {next(iter(gone))} {why}; load again to lease the items that are ready now")
+            if gone:
+                why = "is closed or expired, so the items that this DataFrame leased can no longer be read"
+                raise SluicewayError("lease_not_found", f"lease {next(iter(gone))} {why}; load again to lease the items that are ready now")
         yield from read_slices(slices, self._options, self._columns)

@@ -28,6 +28,7 @@ from sluiceway.spark.rows import SCHEMA, join_id
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.sink import QUERY_ID, check_once, in_lower_case
 from sluiceway.spark.spark_errors import ours
+from sluiceway.spark.task_clients import client_of_task
 
 log = logging.getLogger("sluiceway.spark")
 
@@ -121,14 +122,13 @@ class _Settle:
         self._close = options.close
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Settled:
-        client = Client(self._server)
         staged, ignored = 0, 0
         lease_ids: set[str] = set()
         ids: list[pa.Array] = []
         batches = map(in_lower_case, batches)
         if self._close:
             batches = _noting(batches, lease_ids)
-        try:
+        with client_of_task(self._server) as client:
             incarnation: str | None = None
             for chunk in recut((_checked(batch, self._server.queue) for batch in batches if batch.num_rows), MAX_ITEMS_ARROW):
                 if "id" not in chunk.schema.names and incarnation is None:
@@ -141,8 +141,6 @@ class _Settle:
                     _check_known(answer["ignored"], self._server.queue)
                     if self._close:
                         ids.append(_staged(name, outcomes, answer["ignored"]))
-        finally:
-            client.close()
         if ignored:
             log.warning("%d items were no longer leased when their outcomes were staged; they are served again", ignored)
         return Settled(staged, ignored, frozenset(lease_ids), tuple(ids))

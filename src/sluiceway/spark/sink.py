@@ -22,6 +22,7 @@ from sluiceway.spark.bad_rows import Sieve
 from sluiceway.spark.collector import spare_collector
 from sluiceway.spark.options import CHUNK_ITEMS, Server, SinkOptions
 from sluiceway.spark.server_calls import Client
+from sluiceway.spark.task_clients import client_of_task
 
 log = logging.getLogger("sluiceway.spark")
 
@@ -177,9 +178,8 @@ def _whole(batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.Record
 def _send_all(server: Server, batches: Iterator[pa.RecordBatch], chunk_items: int, prefix: str, sequence: int | None) -> Written:
     """Write items in chunks keyed `prefix/number`; with a `sequence`, in groups that remember it."""
     spare_collector()
-    client = Client(server)
     items = chunks = deduplicated = 0
-    try:
+    with client_of_task(server) as client:
         for chunk in recut(batches, chunk_items):
             query: dict[str, object] = {"queue_name": server.queue, "request_timeout": client.server_wait}
             if sequence is None:
@@ -192,8 +192,6 @@ def _send_all(server: Server, batches: Iterator[pa.RecordBatch], chunk_items: in
             items += chunk.num_rows
             chunks += 1
             deduplicated += bool(answer["deduplicated"])
-    finally:
-        client.close()
     return Written(items, chunks, deduplicated)
 
 

@@ -3,7 +3,8 @@
 Exact replay: the offset that Spark logs before a batch runs names the batch's leases, and a lease always reads the same. Harmless crashes:
 leases are taken under a key made from the start offset, so a driver that died before Spark logged the batch finds them again. Leases are
 closed in the next `latestOffset`, whose `start` is in Spark's commit log by then; Spark's own `commit` comes a batch later and is not
-needed. What cannot be leased or closed because a partition is away is in the next offset, and is made up for when it is back.
+needed. One call closes a batch and leases the next one (ADR 75). What cannot be leased or closed because a partition is away is in the next
+offset, and is made up for when it is back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.spark.batch_leases import IDLE_WAIT, PATIENCE, BatchLeases, Limits, close, portions
 from sluiceway.spark.collector import spare_collector
 from sluiceway.spark.columns import Columns, ItemColumns
@@ -33,6 +35,7 @@ from sluiceway.spark.offsets import HeldLease, Offset, Part, Slice
 from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.rows import SCHEMA, to_rows
 from sluiceway.spark.server_calls import Client
+from sluiceway.spark.task_clients import client_of_task
 
 log = logging.getLogger("sluiceway.spark")
 
@@ -87,6 +90,8 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._unclosed: tuple[HeldLease, ...] = ()
         """Of the batches up to `_closed_sequence`: leases in partitions that are away."""
         self._leased_sequence = 0
+        self._held_until = 0.0
+        """Until when (monotonic) the leases of the batch `_leased_sequence` need not be extended."""
         self._committed_sequence = 0
         self._partitions_checked = False
         self._available_now = False
@@ -106,10 +111,12 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Close the batch that ends at `start`, and lease the next one. Returns `start` itself if there is nothing to lease."""
         at = Offset.parse(start)
-        self._close(at)
-        # After closing: items put back by an earlier run belong to this one.
-        self._note_tails()
-        by_part = self._lease(at, limit)
+        by_part = self._close_and_lease(at, limit) if self._may_lease_first(at) else None
+        if by_part is None:
+            self._close(at)
+            # After closing: items put back by an earlier run belong to this one.
+            self._note_tails()
+            by_part = self._lease(at, limit)
         several = len(self._options.queues) > 1
         leases = [replace(lease, queue=part.queue if several else "") for part, some in by_part.items() for lease in some]
         if not leases or self._leases is None:
@@ -137,7 +144,8 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._keeper is None:
             self._checked()
             self._keeper = LeaseKeeper(self._options)
-        gone = self._keeper.hold(batch.leases, batch.unclosed)
+        is_held = batch.sequence == self._leased_sequence and time.monotonic() < self._held_until
+        gone = self._keeper.hold(batch.leases, batch.unclosed, extended=is_held)
         if gone and self._options.fail_on_lease_loss:
             first, reason = next(iter(gone.items()))
             raise SluicewayError("lease_not_found", _lost(first, reason))
@@ -182,6 +190,35 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = client
         return self._client
 
+    def _may_lease_first(self, at: Offset) -> bool:
+        """Whether one call can close the batch that ends at `at`, which this driver has run, and lease the next one.
+
+        It cannot while anything is left of earlier batches. After a restart, closing decides whether anything is leased at all.
+        """
+        options = self._options
+        has_run = self._keeper is not None and self._leases is not None and self._closed_sequence < at.sequence
+        is_one_queue = len(options.queues) == 1 and {each.queue for each in at.leases} <= {"", *options.queues}
+        is_left = at.unclosed or at.unanswered
+        # What a run of `availableNow` may take is known once it has begun.
+        is_bounded = not self._available_now or bool(self._tails)
+        is_whole = options.partitions is None and 0 < len(at.leases) <= MAX_ITEMS_JSON
+        return has_run and is_one_queue and is_whole and is_bounded and not is_left
+
+    def _close_and_lease(self, at: Offset, limit: ReadLimit) -> dict[Part, list[HeldLease]] | None:
+        """Lease the next batch by calls of which the first closes the batch that ends at `at`. None: nothing was leased, and it is not
+        certain that it is closed."""
+        assert self._keeper is not None
+        self._keeper.release()
+        by_part = self._lease(at, limit, at.lease_ids)
+        assert self._leases is not None
+        if self._leases.closed is not None:
+            self._closed(at, at.leases, self._leases.closed)
+        elif any(by_part.values()):
+            self._close(at)
+        else:
+            return None
+        return by_part
+
     def _close(self, at: Offset) -> None:
         """Close the leases of the batch that ends at `at`, which Spark has committed, and those that earlier batches have left.
 
@@ -200,14 +237,18 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         # A repeated call, or a restart, finds leases that this query has closed before.
         gone, left = close(self._checked(), leases, self._options, were_away=were_away)
+        self._closed(at, leases, gone, left)
+        if left and not were_away:
+            log.warning("batch %d is done; %d of its leases are closed when their partitions are back", at.batch_id, len(left))
+
+    def _closed(self, at: Offset, leases: Sequence[HeldLease], gone: Mapping[str, str], left: tuple[HeldLease, ...] = ()) -> None:
+        """Note what became of these leases, which were to be closed. Raises `lease_not_found` as `_close` does."""
         lost = {lease_id: reason for lease_id, reason in gone.items() if reason not in _DONE}
         if lost:
             what = _not_closed(at, leases, lost, self._options)
             if self._keeper is None and self._options.fail_on_lease_loss:
                 raise SluicewayError("lease_not_found", f"{what}. {_DONE_AGAIN}")
             log.warning("%s", what)
-        if left and not were_away:
-            log.warning("batch %d is done; %d of its leases are closed when their partitions are back", at.batch_id, len(left))
         self._closed_sequence, self._unclosed = max(self._closed_sequence, at.sequence), left
 
     def _parts(self) -> list[Part]:
@@ -238,10 +279,13 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = ", ".join(map(str, missing))
         log.warning("a rebalance has removed partitions %s of %s, so nothing is read from them; %s", gone, self._options.queues[0], has)
 
-    def _lease(self, at: Offset, limit: ReadLimit) -> dict[Part, list[HeldLease]]:
-        """Lease the next batch, by part. The limits are divided equally, independent of the other parts' items, so that a restarted driver
-        finds the same leases again, whatever has arrived meanwhile. Exception: with `partitions=draining`, if other partitions drain by
-        then, earlier leases are found partly or not at all, and stay leased for `hold_for`."""
+    def _lease(self, at: Offset, limit: ReadLimit, closes: Sequence[str] = ()) -> dict[Part, list[HeldLease]]:
+        """Lease the next batch, by part, and complete the leases `closes` by the way.
+
+        The limits are divided equally, independent of the other parts' items, so that a restarted driver finds the same leases again,
+        whatever has arrived meanwhile. Exception: with `partitions=draining`, if other partitions drain by then, earlier leases are found
+        partly or not at all, and stay leased for `hold_for`.
+        """
         parts, options = self._parts(), self._options
         if not parts:
             if not self._available_now:
@@ -254,7 +298,10 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         nbytes = None if isinstance(limit, ReadAllAvailable) else options.max_bytes_per_trigger
         lease_timeout = options.hold_for if at.sequence else min(_UNLOGGED_HOLD, options.hold_for)
         limits = Limits(most, nbytes, lease_timeout, not self._available_now, self._tails)
-        return self._leases.take(at, parts, limits.divided(len(parts)))
+        began = time.monotonic()
+        taken = self._leases.take(at, parts, limits.divided(len(parts)), closes)
+        self._held_until = began + options.hold_for / 3000 if self._leases.is_fresh and lease_timeout == options.hold_for else 0.0
+        return taken
 
     def _note_tails(self) -> None:
         """Record each partition's end when an `availableNow` run begins: items that arrive or return later are for the next run."""
@@ -307,11 +354,14 @@ class LeaseKeeper:
         self._client = Client(options.server)
         threading.Thread(target=self._run, name="sluiceway-lease-keeper", daemon=True).start()
 
-    def hold(self, leases: tuple[HeldLease, ...], unclosed: tuple[HeldLease, ...] = ()) -> dict[str, str]:
-        """Hold these leases. Returns those of `leases` that are gone, with the reasons: their items cannot be read as logged."""
+    def hold(self, leases: tuple[HeldLease, ...], unclosed: tuple[HeldLease, ...] = (), *, extended: bool = False) -> dict[str, str]:
+        """Hold these leases. Returns those of `leases` that are gone, with the reasons: their items cannot be read as logged.
+
+        `extended`: they were taken for `hold_for` less than a third of it ago, so the thread's next extension is in time.
+        """
         with self._lock:
             self._held, self._unclosed = leases, unclosed
-            return self._extend()
+            return {} if extended else self._extend()
 
     def release(self) -> None:
         with self._lock:
@@ -377,13 +427,10 @@ def _leave_out(batch: Offset, gone: Mapping[str, str]) -> Offset:
 def read_slices(slices: Sequence[Slice], options: SourceOptions, columns: Columns) -> Iterator[pa.RecordBatch]:
     """The items of these slices, in order, as rows of these columns."""
     schema = to_arrow_schema(columns.read, timezone="UTC")
-    client = Client(options.server)
-    try:
+    with client_of_task(options.server) as client:
         for part in slices:
             for rows in _read_slice(client, options, part, schema):
                 yield columns.make(rows)
-    finally:
-        client.close()
 
 
 def _read_slice(client: Client, options: SourceOptions, part: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

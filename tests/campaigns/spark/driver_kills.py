@@ -52,7 +52,7 @@ POINTS = (
     Point("settled-1", "some outcomes are staged", 0, -1, 1, doubles=True),
     Point("batch-end", "all outcomes are staged, the batch is not in Spark's commit log", 0, -1, 1, doubles=True),
     Point("closing", "the batch is in the commit log, its leases are not closed", 0, 0, 1),
-    Point("completed-1", "its leases are closed, nothing else is leased", 0, 0, 0),
+    Point("completed-1", "its leases are closed, some of the next batch is leased", 0, 0, 10_000 / BATCH),
     Point("idle", "nothing was left to lease", 0, 0, 0, batches=(LAST,)),
     Point("produced-1", "the streaming sink has some of the batch", 0, -1, 1, "stream", (FIRST, MIDDLE, 5)),
     Point("sink", "all tasks have written, the sink has not committed", 0, -1, 1, "stream", (FIRST, MIDDLE, 5)),

@@ -162,6 +162,8 @@ def _hook_calls() -> None:
 
         def call(self: Client, path: str, *more: Any) -> Any:
             answer = honest(self, path, *more)
+            if path == "/v1/queue.lease" and "complete" in more[0]:
+                reach("completed-1", _Reader.start)
             batch = _batch(path)
             verb = verbs.get(path.rpartition(".")[2])
             if batch and verb:
