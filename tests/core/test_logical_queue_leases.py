@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sluiceway.core.queue import lease_scheduler
 from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 from sluiceway.core.queue.tickets import Ticket
+from sluiceway.kernel.limits import MAX_CYCLE_LEASES
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, Lease, Produce
@@ -72,6 +74,51 @@ def test_under_pressure_each_partition_with_items_has_a_waiter_of_its_own() -> N
     rig = filled(6, 6)
     rig.is_pressed = True
     assert shared(rig, 9, 9, 9) == [[(0, 6)], [(1, 6)], []]
+
+
+def test_many_who_wait_are_served_in_several_cycles_and_share_as_in_one() -> None:
+    rig = Rig()
+    tickets = [rig.submit(lease(10, 1_000)) for _ in range(250)]
+    rig.cycle()
+    rig.submit(produce(500))
+    rig.cycle()
+    served = [ticket for ticket, _ in rig.commits[0].answers if isinstance(ticket.request, Lease)]
+    assert served == tickets[:MAX_CYCLE_LEASES]
+    rig.end_all()
+    assert [sum(grant.items for grant in rig.grants(ticket)) for ticket in tickets] == [2] * 250
+    # One with the items, and two more.
+    assert rig.commit_count == 3
+
+
+def test_the_next_cycle_for_those_who_are_left_comes_at_once_where_a_partition_is_idle() -> None:
+    rig = filled(150, 150)
+    tickets = [rig.submit(lease(1)) for _ in range(300)]
+    rig.cycle()
+    assert rig.queue.wake_at() == rig.now
+    # Their time is over, but not their turn.
+    assert not any(ticket in rig.answers for ticket in tickets)
+    rig.cycle()
+    assert set(rig.commits) == {0, 1}
+    rig.end_all()
+    assert [[grant.items for grant in rig.grants(ticket)] for ticket in tickets] == [[1]] * 300
+
+
+def test_a_wait_that_is_left_for_the_next_cycle_ends_when_there_is_nothing() -> None:
+    rig = filled(MAX_CYCLE_LEASES)
+    tickets = [rig.submit(lease(1)) for _ in range(MAX_CYCLE_LEASES + 5)]
+    rig.cycle()
+    rig.end_all()
+    assert [len(rig.grants(ticket)) for ticket in tickets] == [1] * MAX_CYCLE_LEASES + [0] * 5
+
+
+def test_a_lease_from_several_partitions_has_all_of_them_though_others_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_scheduler, "MAX_CYCLE_LEASES", 1)
+    rig = filled(2, 2, 2)
+    one, other = (rig.submit(lease(6, most=3)) for _ in range(2))
+    rig.cycle()
+    rig.end_all()
+    assert sorted(grant.partition for grant in rig.grants(one)) == [0, 1, 2]
+    assert rig.grants(other) == []
 
 
 def test_who_came_first_is_served_first() -> None:

@@ -156,6 +156,10 @@ SPARSE_FACTOR = 4
 """A blob is sparse when at most one row in four is open. Each compaction then leaves a quarter: all compactions of a blob together write at
 most a third of it."""
 
+MAX_CYCLE_LEASES = 100
+"""Waiting leases that are given items in one scheduling cycle: some five milliseconds of work, and as much for their answers. When
+thousands wait for the same items, other requests are served between the cycles."""
+
 COMPACTION_INTERVAL = 30_000
 """Milliseconds between two searches for sparse blobs: a blob found by both is compacted. Batches are mostly settled faster."""
 

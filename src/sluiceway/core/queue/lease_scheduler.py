@@ -14,7 +14,7 @@ from sluiceway.core.queue.queue_slots import QueueSlots
 from sluiceway.core.queue.tickets import Grant, Result, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_LEASE_BYTES
+from sluiceway.kernel.limits import MAX_CYCLE_LEASES, MAX_LEASE_BYTES
 from sluiceway.model.requests import Lease, LeaseInfo
 
 LEASE_PATIENCE = 1_000
@@ -135,30 +135,36 @@ class LeaseScheduler:
 
     # ---- distribution -----------------------------------------------------------------------------------------
 
-    def serve(self, now: Millis, is_pressed: bool = False) -> None:
+    def serve(self, now: Millis, is_pressed: bool = False) -> bool:
         """Serve waiters from executors with ready items: each executor once per round, one executor per waiter where that suffices.
 
         `is_pressed`: for lack of processor time, fill the waiters one after the other, instead of having all of them share the items.
+
+        Returns whether waiters are left for the next cycle, since MAX_CYCLE_LEASES were served. These have shared with them: they get what
+        they would have got now.
         """
         if self.rate is not None and self.waiters:
             self._tokens = self.rate.available(now)
         if not self.waiters or self._room == 0:
-            return
+            return False
         assignment, pointless = self._assign(now, is_pressed)
         for ticket in pointless:
             self._end_pointless(ticket, now)
         first: dict[int, LeaseInfo] = {}
+        enough = self._leases_taken + MAX_CYCLE_LEASES
         for number, tickets in assignment.by_executor.items():
             executor = self._index.executors[number]
             shares = deal(executor.partition.servable, [ticket.request.batch_size for ticket in tickets])  # type: ignore[union-attr]
             for ticket, share in zip(tickets, shares, strict=True):
-                info = self._lease(executor, ticket, share, now)
+                info = self._lease(executor, ticket, share, now) if self._leases_taken < enough else None
                 if info is not None:
                     first[ticket.number] = info
         for ticket in assignment.unbound:
-            self._lease_more(assignment.sources, ticket, first.get(ticket.number), now)
+            if ticket.number in first or self._leases_taken < enough:
+                self._lease_more(assignment.sources, ticket, first.get(ticket.number), now)
         for executor in (*assignment.sources, *(self._index.executors[number] for number in assignment.by_executor)):
             executor.touch()
+        return self._leases_taken >= enough and bool(self.waiters)
 
     def _assign(self, now: Millis, is_pressed: bool) -> tuple[_Assignment, list[Ticket]]:
         """Assign the next waiters to executors. Also returns the waiters among them for which nothing can come any more."""
@@ -339,10 +345,10 @@ class LeaseScheduler:
             self._end_wait(ticket, now)
         return None
 
-    def end_waits(self, now: Millis) -> None:
+    def end_waits(self, now: Millis, is_cut: bool = False) -> None:
         """End waits past their deadline, and waits for a stopped partition.
 
-        A committing executor may have items for them in a moment.
+        A committing executor may have items for them in a moment. `is_cut`: so has the next cycle, as `serve` says.
         """
         if any(executor.state is ExecutorState.STOPPED for executor in self._index.closed()):
             # Even before the deadline: nothing in there will come.
@@ -353,8 +359,11 @@ class LeaseScheduler:
         overdue = [ticket for ticket in self._overdue.values() if ticket.number in self.waiters]
         if not overdue:
             return
-        if (self.rate is not None and self.rate.taking and self.demand(now).items) or (self.slots is not None and self.slots.is_coming):
-            # Their tokens, or quotas, may be about to come. `time_out` ends the wait.
+        is_coming = (self.rate is not None and self.rate.taking and self.demand(now).items) or (
+            self.slots is not None and self.slots.is_coming
+        )
+        if is_cut or is_coming:
+            # Their turn, tokens, or quotas may be about to come. `time_out` ends the wait.
             return
         coming = {executor.number for executor in self._index.writing() if executor.servable and not executor.degraded}
         # An expired item at the head hides those behind it until its timer runs.

@@ -376,8 +376,10 @@ class LogicalQueue:
                 self._requeue_refused(executor, now)
         if self.circuit is not None:
             self.circuit.judge(now)
-        if "lease" not in self.paused:
-            self.lease_scheduler.serve(now, is_pressed)
+        is_cut = "lease" not in self.paused and self.lease_scheduler.serve(now, is_pressed)
+        if is_cut:
+            # Not at once: what has come meanwhile is served first.
+            self._again_at = now
         if self.rate is not None:
             self._take_tokens(self.rate, now)
         if self.slots is not None:
@@ -386,7 +388,7 @@ class LogicalQueue:
             if executor.state is ExecutorState.READY and (executor.answers or executor.partition.is_changed):
                 self._attempt(self._commit, executor, now)
             self._effects += executor.start_transfers(now)
-        self.lease_scheduler.end_waits(now)
+        self.lease_scheduler.end_waits(now, is_cut)
         self.index.end_cycle()
         effects, self._effects = self._effects, []
         return effects
