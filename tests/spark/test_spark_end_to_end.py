@@ -190,6 +190,17 @@ def test_a_missing_consumer_is_told_when_the_query_starts(spark: SparkSession, w
     with pytest.raises(PySparkException, match="consumer: this option is required") as caught:
         each_batch(stream, tmp_path / "checkpoint", lambda batch, number: None)
     assert "UnboundLocalError" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_options_of_kafka_are_refused_by_load_in_one_line(spark: SparkSession) -> None:
+    left = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders", "startingOffsets": "earliest"}
+    with pytest.raises(PySparkException) as caught:
+        spark.readStream.format("sluiceway").options(**left).load()
+    line, *more = str(caught.value).splitlines()
+    assert "kafka.bootstrap.servers: this is an option of Kafka's connector, and has no effect here; see url; subscribe: see queue" in line
+    assert "startingoffsets: leave it out (docs/guides/from-kafka.md)" in line.lower()
+    assert all(each.strip().startswith("SQLSTATE") for each in more)
 
 
 @pytest.mark.slow

@@ -114,9 +114,16 @@ def test_options_of_kafka_that_are_left_over_are_refused(option: str, says: str)
         assert says in error.detail
 
 
+def test_all_options_of_kafka_are_told_at_once() -> None:
+    query = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders", "startingoffsets": "earliest", "maxoffsetspertrigger": "9"}
+    error = refusal(source_options, query)
+    assert error.field == "kafka.bootstrap.servers"
+    assert "see url; maxoffsetspertrigger: see maxItemsPerTrigger; subscribe: see queue; startingoffsets: leave it out (" in error.detail
+
+
 def test_what_the_page_for_kafkas_users_promises_is_what_they_are_told(repository: Path) -> None:
     page = (repository / "docs" / "guides" / "from-kafka.md").read_text()
-    table = page.partition("An option of Kafka's connector that is left over is an error")[2].partition("Columns:")[0]
+    table = page.partition("An option of Kafka's connector that is left over is an error of `load()`")[2].partition("Columns:")[0]
     seen = 0
     for line in table.splitlines():
         cells = line.split("|")

@@ -24,6 +24,7 @@ from sluiceway.spark.rows import OPTIONAL, join_id
 from sluiceway.spark.rows import SCHEMA as LEASED
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.task_clients import client_of_task
+from sluiceway.spark.worker_errors import plain_errors
 
 BROWSED = StructType(
     [
@@ -82,6 +83,7 @@ class BrowseReader(DataSourceReader):
             return path[0] if len(path) == 1 else ""
         return path[1] if len(path) == 2 and path[0] == ITEM else ""
 
+    @plain_errors()
     def partitions(self) -> Sequence[InputPartition]:
         """The queue's current partitions. Spark replaces an empty list by one partition of its own, of which nothing is read."""
         if not self._states:
@@ -103,7 +105,7 @@ class BrowseReader(DataSourceReader):
         if "payload" not in schema.names:
             body["payload"] = False
         begin: dict[str, Any] = {"states": list(self._states)}
-        with client_of_task(server) as client:
+        with plain_errors(), client_of_task(server) as client:
             while begin:
                 answer = _page(client, body | begin)
                 about = json.loads(answer.schema.metadata[b"sluiceway"])

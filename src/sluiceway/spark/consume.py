@@ -22,6 +22,7 @@ from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.source import Task, extend, read_slices
 from sluiceway.spark.task_clients import client_of_task
+from sluiceway.spark.worker_errors import plain_errors
 
 _KEY = "read"
 """Prefix of these leases' keys; those of a stream begin with its nonce."""
@@ -72,7 +73,7 @@ class ConsumeReader(DataSourceReader):
         """Read a task's items, and hold them for `hold_for` from then on. Raises `lease_not_found`."""
         slices = partition.slices if isinstance(partition, Task) else ()
         # Extend here, since Spark may plan a DataFrame once, and read it long after.
-        with client_of_task(self._options.server) as client:
+        with plain_errors(), client_of_task(self._options.server) as client:
             gone = extend(client, [HeldLease(each.lease_id, each.count) for each in slices], self._options)
             if gone:
                 why = "is closed or expired, so the items that this DataFrame leased can no longer be read"

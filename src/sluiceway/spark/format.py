@@ -17,11 +17,13 @@ from sluiceway.spark.rows import SCHEMA
 from sluiceway.spark.settle import BatchSettle, StreamSettle
 from sluiceway.spark.sink import BatchSink, StreamSink
 from sluiceway.spark.source import LeaseStreamReader, RefusedReader
+from sluiceway.spark.worker_errors import plain_errors
 
 
 class SluicewaySource(DataSource):
     """A queue as a stream source, as a read-only table, and as a batch and stream sink. `docs/reference/spark.md` has the options."""
 
+    @plain_errors()
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         server_options(options)
@@ -35,6 +37,7 @@ class SluicewaySource(DataSource):
     def name(cls) -> str:
         return "sluiceway"
 
+    @plain_errors()
     def schema(self) -> StructType:
         # Spark calls this only for readers, when they are loaded: the first place where a wrong option can be reported.
         if consumes(self.options):
@@ -47,6 +50,7 @@ class SluicewaySource(DataSource):
             raise invalid("payloadFormat", 'json requires a schema, such as .schema("shop int, amount double")')
         return columns
 
+    @plain_errors()
     def reader(self, schema: StructType) -> DataSourceReader:
         if consumes(self.options):
             options = consume_options(self.options)
@@ -63,12 +67,14 @@ class SluicewaySource(DataSource):
             # its own.
             return RefusedReader(error)
 
+    @plain_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         self._only_read()
         _append_only(overwrite)
         options = sink_options(self.options)
         return BatchSettle(schema, options) if options.mode == "settle" else BatchSink(schema, options)
 
+    @plain_errors()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         self._only_read()
         _append_only(overwrite)

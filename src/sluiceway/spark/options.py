@@ -58,6 +58,7 @@ _KAFKAS = {
 
 _KAFKAS_KEYS = ("kafka.security.", "kafka.ssl.", "kafka.sasl.")
 _OF_KEYS = "an https url, caFile and apiKey"
+_NO_COUNTERPART = "leave it out"
 
 _BYTES = re.compile(r"([0-9]{1,18})([kmgt]?)b?", re.IGNORECASE)
 _SHIFT = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -300,16 +301,29 @@ def _yes(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
     """Reject names that resemble ours, belong to the other direction, or are Kafka's; Spark's own options pass."""
     every = {name.lower(): name for name in _EVERY}
+    _check_kafkas(options)
     for key in options:
         if key.lower().startswith(_OF_A_TABLE):
             continue
         name = every.get(key.lower())
-        if key.lower() in _KAFKAS or key.lower().startswith("kafka."):
-            ours = _OF_KEYS if key.lower().startswith(_KAFKAS_KEYS) else _KAFKAS.get(key.lower())
-            instead = f"see {ours}" if ours else "leave it out"
-            raise invalid(key, f"this is an option of Kafka's connector, and has no effect here; {instead} (docs/guides/from-kafka.md)")
         if name is None:
             if error := unknown(key, _EVERY, 0.75):
                 raise error
         elif name not in known:
             raise invalid(name, f"not an option for {doing} a queue; expected one of {', '.join(known)}")
+
+
+def _check_kafkas(options: Mapping[str, str]) -> None:
+    """Reject options of Kafka's connector, all of them at once, so that a query that is ported needs one look."""
+    left = {}
+    for key in options:
+        if key.lower() in _KAFKAS or key.lower().startswith("kafka."):
+            ours = _OF_KEYS if key.lower().startswith(_KAFKAS_KEYS) else _KAFKAS.get(key.lower())
+            left[key] = f"see {ours}" if ours else _NO_COUNTERPART
+    if not left:
+        return
+    # Spark passes options in any order.
+    (first, instead), *others = sorted(left.items(), key=lambda each: (each[1] == _NO_COUNTERPART, each[0]))
+    also = "".join(f"; {key}: {what}" for key, what in others)
+    what = f"this is an option of Kafka's connector, and has no effect here; {instead}{also}"
+    raise invalid(first, f"{what} (docs/guides/from-kafka.md)")

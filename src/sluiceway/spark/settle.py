@@ -29,6 +29,7 @@ from sluiceway.spark.server_calls import Client
 from sluiceway.spark.sink import QUERY_ID, check_once, in_lower_case
 from sluiceway.spark.spark_errors import ours
 from sluiceway.spark.task_clients import client_of_task
+from sluiceway.spark.worker_errors import plain_errors
 
 log = logging.getLogger("sluiceway.spark")
 
@@ -121,6 +122,7 @@ class _Settle:
         self._server = options.server
         self._close = options.close
 
+    @plain_errors()
     def run(self, batches: Iterator[pa.RecordBatch]) -> Settled:
         staged, ignored = 0, 0
         lease_ids: set[str] = set()
@@ -145,6 +147,7 @@ class _Settle:
             log.warning("%d items were no longer leased when their outcomes were staged; they are served again", ignored)
         return Settled(staged, ignored, frozenset(lease_ids), tuple(ids))
 
+    @plain_errors()
     def close(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Close the leases that the tasks have named. Idempotent.
 

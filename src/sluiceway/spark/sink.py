@@ -23,6 +23,7 @@ from sluiceway.spark.collector import spare_collector
 from sluiceway.spark.options import CHUNK_ITEMS, Server, SinkOptions
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.task_clients import client_of_task
+from sluiceway.spark.worker_errors import plain_errors
 
 log = logging.getLogger("sluiceway.spark")
 
@@ -124,6 +125,7 @@ class _Produce:
         if options.bad_rows is not None:
             _check_there(replace(options.server, queue=options.bad_rows))
 
+    @plain_errors()
     def write(self, batches: Iterator[pa.RecordBatch], prefix: str, sequence: int | None = None) -> Written:
         """Write a task's rows; unacceptable ones go, with similar keys, to the queue for bad rows, if there is one."""
         options, number = self._options, _task().partitionId()

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.rows import SCHEMA, to_rows
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.task_clients import client_of_task
+from sluiceway.spark.worker_errors import plain_errors
 
 log = logging.getLogger("sluiceway.spark")
 
@@ -108,6 +109,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._available_now = True
 
+    @plain_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Close the batch that ends at `start`, and lease the next one. Returns `start` itself if there is nothing to lease."""
         at = Offset.parse(start)
@@ -129,6 +131,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Note that the batch ending at `end` is in Spark's logs. Its leases are closed in `latestOffset`; see `_check_logged`."""
         self._committed_sequence = Offset.parse(end).sequence
 
+    @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of the batch that ends at `end`. Its offset is logged, so its leases are held from now on."""
         before, batch = Offset.parse(start), Offset.parse(end)
@@ -323,18 +326,22 @@ class RefusedReader(LeaseStreamReader):
         self._error = error
 
     def initialOffset(self) -> dict[str, Any]:
-        raise self._error
+        self._refuse()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        raise self._error
+        self._refuse()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        raise self._error
+        self._refuse()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        raise self._error
+        self._refuse()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._refuse()
+
+    @plain_errors()
+    def _refuse(self) -> NoReturn:
         raise self._error
 
     def stop(self) -> None:
@@ -427,7 +434,7 @@ def _leave_out(batch: Offset, gone: Mapping[str, str]) -> Offset:
 def read_slices(slices: Sequence[Slice], options: SourceOptions, columns: Columns) -> Iterator[pa.RecordBatch]:
     """The items of these slices, in order, as rows of these columns."""
     schema = to_arrow_schema(columns.read, timezone="UTC")
-    with client_of_task(options.server) as client:
+    with plain_errors(), client_of_task(options.server) as client:
         for part in slices:
             for rows in _read_slice(client, options, part, schema):
                 yield columns.make(rows)
