@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -201,6 +202,17 @@ def test_options_of_kafka_are_refused_by_load_in_one_line(spark: SparkSession) -
     assert "kafka.bootstrap.servers: this is an option of Kafka's connector, and has no effect here; see url; subscribe: see queue" in line
     assert "startingoffsets: leave it out (docs/guides/from-kafka.md)" in line.lower()
     assert all(each.strip().startswith("SQLSTATE") for each in more)
+
+
+def test_the_progress_of_a_query_has_the_backlog_of_its_queue(spark: SparkSession, world: Server, tmp_path: Path) -> None:
+    queue = world.create("progress")
+    world.produce(queue, [str(n) for n in range(3)])
+    stream = read(spark, world, queue, maxItemsPerTrigger="1")
+    query = each_batch(stream, tmp_path / "checkpoint", lambda batch, number: batch.foreach(lambda row: None))
+    told = [progress.sources[0].latestOffset for progress in query.recentProgress]
+    found = [json.loads(each)[queue] for each in told if each.startswith("{")]
+    assert found, told
+    assert all(each["ready"] + each["leased"] <= 3 and each.keys() >= {"ready", "leased", "scheduled"} for each in found)
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
+from sluiceway.spark.backlog import Backlog
 from sluiceway.spark.batch_leases import IDLE_WAIT, PATIENCE, BatchLeases, Limits, close, portions
 from sluiceway.spark.collector import spare_collector
 from sluiceway.spark.columns import Columns, ItemColumns
@@ -87,6 +88,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._client: Client | None = None
         self._keeper: LeaseKeeper | None = None
         self._leases: BatchLeases | None = None
+        self._backlog: Backlog | None = None
         self._closed_sequence = 0
         self._unclosed: tuple[HeldLease, ...] = ()
         """Of the batches up to `_closed_sequence`: leases in partitions that are away."""
@@ -113,6 +115,9 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Close the batch that ends at `start`, and lease the next one. Returns `start` itself if there is nothing to lease."""
         at = Offset.parse(start)
+        if self._backlog is None:
+            self._backlog = Backlog(self._options)
+        self._backlog.refresh()
         by_part = self._close_and_lease(at, limit) if self._may_lease_first(at) else None
         if by_part is None:
             self._close(at)
@@ -126,6 +131,10 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._leased_sequence = at.sequence + 1
         following = at.following(leases, self._options.min_partitions, self._options.runs)
         return self._named(replace(following, unanswered=self._leases.unanswered, unclosed=self._unclosed))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The backlog by queue, for the query's progress: see `Backlog.latest`. Spark asks after each `latestOffset`."""
+        return None if self._backlog is None else self._backlog.latest()
 
     def commit(self, end: dict[str, Any]) -> None:
         """Note that the batch ending at `end` is in Spark's logs. Its leases are closed in `latestOffset`; see `_check_logged`."""
