@@ -1,37 +1,56 @@
-"""Command `python -m spec.histories`: whether the specification of a partition accepts histories of the simulator."""
+"""Command `python -m spec.histories`: whether the specifications of a partition and of groups accept histories of the simulator."""
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spec.cluster_histories import cluster_histories
+from spec.group_histories import group_histories, member_histories
+from spec.group_trace import GroupHistory, check_claims, check_rounds
+from spec.group_trace import Rejected as RejectedGroup
 from spec.simulated_histories import histories
-from spec.trace_check import TraceCheck
-
-KINDS = {"queues": histories, "clusters": cluster_histories}
+from spec.trace_check import Event, Rejected, TraceCheck
 
 
 class Checked(NamedTuple):
-    """A seed's histories: how many partitions and events, and what was rejected."""
+    """A seed's histories: how many they are, their events, and what was rejected."""
 
     seed: int
-    partitions: int
+    histories: int
     events: int
     rejected: list[str]
 
 
+def _partition(name: str, history: Sequence[Event]) -> tuple[int, Rejected | None]:
+    return len(history), TraceCheck().check(history)
+
+
+def _group(name: str, history: GroupHistory) -> tuple[int, RejectedGroup | None]:
+    return len(history.events), check_rounds(history) if name == "rounds" else check_claims(history)
+
+
+KINDS: dict[str, tuple[str, Callable[[int], Mapping[str, Any]], Callable[[str, Any], tuple[int, Any]]]] = {
+    "queues": ("partitions", histories, _partition),
+    "clusters": ("partitions", cluster_histories, _partition),
+    "groups": ("groups", group_histories, _group),
+    "members": ("groups", member_histories, _group),
+}
+"""What is simulated: what its histories are of, how they are recorded, and how one is checked, which counts its events."""
+
+
 def check(kind: str, seed: int) -> Checked:
-    """Run the seed's history and check those of its partitions."""
-    recorded = KINDS[kind](seed)
-    verdicts = {name: TraceCheck().check(history) for name, history in recorded.items()}
-    rejected = [f"partition {name}: {verdict}" for name, verdict in verdicts.items() if verdict is not None]
-    return Checked(seed, len(recorded), sum(map(len, recorded.values())), rejected)
+    """Run the seed's history and check what was recorded of it."""
+    _, record, verify = KINDS[kind]
+    recorded = record(seed)
+    verdicts = {name: verify(name, history) for name, history in recorded.items()}
+    rejected = [f"{name}: {verdict}" for name, (_, verdict) in verdicts.items() if verdict is not None]
+    return Checked(seed, len(recorded), sum(events for events, _ in verdicts.values()), rejected)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="worker processes (1)")
     options = parser.parse_args(arguments)
     seeds = range(options.first, options.first + options.seeds)
-    partitions = events = failed = 0
+    of, number, events, failed = KINDS[options.kind][0], 0, 0, 0
     for done, each in enumerate(_checked(options.kind, seeds, options.jobs), 1):
-        partitions, events, failed = partitions + each.partitions, events + each.events, failed + bool(each.rejected)
+        number, events, failed = number + each.histories, events + each.events, failed + bool(each.rejected)
         for reason in each.rejected:
             print(f"seed {each.seed}, {reason}", flush=True)
         if done % 50 == 0 or done == len(seeds):
-            print(f"{options.kind}: {done} histories of {partitions} partitions, {events:,} events: {failed} rejected", flush=True)
+            print(f"{options.kind}: {done} histories of {number} {of}, {events:,} events: {failed} rejected", flush=True)
     return int(failed > 0)
 
 

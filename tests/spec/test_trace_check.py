@@ -132,4 +132,4 @@ def test_histories_of_a_server_that_answers_before_it_writes_are_rejected(tmp_pa
 
 def test_the_command_counts_what_it_has_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "1", "--first", "3"]) == 0
-    assert capsys.readouterr().out.startswith(f"queues: 1 histories of {check('queues', 3).partitions} partitions")
+    assert capsys.readouterr().out.startswith(f"queues: 1 histories of {check('queues', 3).histories} partitions")
