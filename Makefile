@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit secrets sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale campaign crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-engines test-incidents fuzz fuzz-coverage hostile sim sim-bank spec spec-histories clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit secrets sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale campaign soak crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-engines test-incidents fuzz fuzz-coverage hostile sim sim-bank spec spec-histories clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -192,6 +192,9 @@ bench-scale: setup ## What size costs: long lines, single leases, mass expiry, m
 
 campaign: setup ## Black-box: load and every kind of fault on each storage, a history with checkers, pictures in build/campaign (ARGS=planted: find planted bugs)
 	@$(BIN)/python -m tests.campaigns.blackbox $(ARGS)
+
+soak: setup ## Half load for long with random faults: memory, handles, files and latencies over time, in build/soak (MINUTES=120; ARGS=planted: find planted leaks)
+	@MINUTES=$(or $(MINUTES),10) $(BIN)/python -m tests.campaigns.soak $(ARGS)
 
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
 	@$(BIN)/python $(if $(ROUNDS),-m tests.campaigns.crash $(ROUNDS),-m pytest -m crash) $(ARGS)

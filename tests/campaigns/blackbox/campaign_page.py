@@ -67,14 +67,14 @@ class Course:
         """Write the page; its path."""
         pictures.draw_timeline(self._parts, self._faults, self.anomalies, self._folder / "campaign.svg", WIDTH)
         body = [
-            _head(f"Black-box campaign on {self._storage}"),
+            page_head(f"Black-box campaign on {self._storage}"),
             f"<p>{escape(self.summary())}. Seed {self._seed}.</p>",
             *(f"<p>Left out on this machine: {escape(each)}</p>" for each in self._left_out),
-            _image("campaign.svg", "Calls, latencies and faults of the whole campaign"),
+            page_image("campaign.svg", "Calls, latencies and faults of the whole campaign"),
             "<h2>Faults</h2>",
-            _table(("fault", "times"), sorted(Counter(each.kind for each in self._faults).items())),
+            page_table(("fault", "times"), sorted(Counter(each.kind for each in self._faults).items())),
             "<h2>Rounds</h2>",
-            _table(("round", "calls", "faults", "anomalies", "history"), self._rows),
+            page_table(("round", "calls", "faults", "anomalies", "history"), self._rows),
             *self._sections,
         ]
         page = self._folder / "index.html"
@@ -101,8 +101,8 @@ def write_bank(bugs: Sequence[Found], folder: Path) -> Path:
     ]
     links = "".join(f'<li><a href="{escape(each.bug)}/index.html">{escape(each.bug)}</a></li>' for each in bugs)
     page = folder / "index.html"
-    table = _table(("bug", "what it does", "storage", "found as", "after", "what was seen"), rows)
-    body = [_head("Planted bugs"), table, f"<ul>{links}</ul>"]
+    table = page_table(("bug", "what it does", "storage", "found as", "after", "what was seen"), rows)
+    body = [page_head("Planted bugs"), table, f"<ul>{links}</ul>"]
     page.write_text("\n".join(body) + "\n")
     return page
 
@@ -129,28 +129,28 @@ def _section(judged: Judged, folder: Path) -> list[str]:
     """A round: its timeline, what was wrong, and the stories of the first items with which something was."""
     name = f"round-{judged.number:03}"
     pictures.draw_timeline(pictures.slices(judged.round.operations), judged.round.faults, judged.anomalies, folder / f"{name}.svg")
-    found = [f"<h2>Round {judged.number}</h2>", _image(f"{name}.svg", f"Calls, latencies and faults of round {judged.number}")]
+    found = [f"<h2>Round {judged.number}</h2>", page_image(f"{name}.svg", f"Calls, latencies and faults of round {judged.number}")]
     if judged.anomalies:
-        found.append(_table(("anomaly", "what"), [(each.kind, each.text) for each in judged.anomalies[:100]], "wrong"))
+        found.append(page_table(("anomaly", "what"), [(each.kind, each.text) for each in judged.anomalies[:100]], "wrong"))
     stories = item_stories.tell(judged.round) if judged.anomalies else {}
     pictured = [each for each in judged.anomalies if each.subject in stories][:MAX_PICTURED]
     for number, each in enumerate(pictured):
         path = folder / f"{name}-item-{number}.svg"
         pictures.draw_story(stories[each.subject], each, judged.round, path)
-        found.append(_image(path.name, f"{each.kind}: {each.subject}"))
+        found.append(page_image(path.name, f"{each.kind}: {each.subject}"))
     return found
 
 
-def _head(title: str) -> str:
+def page_head(title: str) -> str:
     about = escape(title)
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{about}</title><style>{_STYLE}</style><h1>{about}</h1>'
 
 
-def _image(name: str, about: str) -> str:
+def page_image(name: str, about: str) -> str:
     return f'<p><img src="{escape(name)}" alt="{escape(about)}"></p>'
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]], kind: str = "") -> str:
+def page_table(head: Sequence[str], rows: Sequence[Sequence[object]], kind: str = "") -> str:
     cells = "".join(f"<th>{escape(each)}</th>" for each in head)
     lines = "".join("<tr>" + "".join(f"<td>{escape(str(each))}</td>" for each in row) + "</tr>" for row in rows)
     return f'<table class="{kind}"><tr>{cells}</tr>{lines}</table>'

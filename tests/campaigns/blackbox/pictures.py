@@ -71,7 +71,7 @@ def draw_timeline(parts: Sequence[Slice], faults: Sequence[Fault], anomalies: Se
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 5.2), layout="constrained")
         above, rates, delays = figure.subplots(3, 1, sharex=True, height_ratios=(1.3, 2, 2))
-        _bands(above, (rates, delays), faults, start, times[-1])
+        draw_faults(above, (rates, delays), faults, start, times[-1])
         rates.stackplot(
             times,
             [[each.outcomes[outcome] / width for each in parts] for outcome in COLOURS],
@@ -96,7 +96,7 @@ def draw_timeline(parts: Sequence[Slice], faults: Sequence[Fault], anomalies: Se
         figure.savefig(path, metadata={"Date": None})
 
 
-def _bands(above: Any, below: Sequence[Any], faults: Sequence[Fault], start: float, length: float) -> None:
+def draw_faults(above: Any, below: Sequence[Any], faults: Sequence[Fault], start: float, length: float) -> None:
     """Each fault as a band over all panels, and as a bar with its name in the uppermost."""
     rows = 4
     above.set_ylim(-0.6, rows - 0.2)

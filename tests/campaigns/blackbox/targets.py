@@ -43,10 +43,29 @@ class Victim(Protocol):
     def thaw(self) -> None: ...
 
 
+class Way(Protocol):
+    """How clients get to a member: by a port that leads to the one at which it listens."""
+
+    target: int
+
+    @property
+    def port(self) -> int: ...
+
+
+class StraightWay:
+    """Nothing lies in between: a client has to ask for the port again when the member has started again."""
+
+    target = 0
+
+    @property
+    def port(self) -> int:
+        return self.target
+
+
 class Links(NamedTuple):
     """The lines of a member. None: it has no such connection."""
 
-    clients: Line
+    clients: Way
     meta: Line | None = None
     storage: Line | None = None
     peers: Line | None = None
@@ -83,6 +102,11 @@ class Member:
         return f"http://{HOST}:{self.links.clients.port}"
 
     @property
+    def config_file(self) -> Path:
+        """Made anew at each start."""
+        return self._log.with_suffix(".toml")
+
+    @property
     def pid(self) -> int:
         assert self._child is not None, f"{self.name} does not run"
         return self._child.pid
@@ -94,9 +118,18 @@ class Member:
     def launch(self) -> None:
         """Begin to start; returns at once."""
         self._starts += 1
-        path = self._log.with_suffix(".toml")
-        path.write_text(self._config(f"{self.name}.{self._starts}"))
-        command = [*self.command, "serve", "--data", str(self.data), "--config", str(path), "--listen", f"{HOST}:0", *self._flags]
+        self.config_file.write_text(self._config(f"{self.name}.{self._starts}"))
+        command = [
+            *self.command,
+            "serve",
+            "--data",
+            str(self.data),
+            "--config",
+            str(self.config_file),
+            "--listen",
+            f"{HOST}:0",
+            *self._flags,
+        ]
         more = {} if self.system is None else self.system.environment()
         with self._log.open("ab") as log:
             self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **more})

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import httpx
 
@@ -79,10 +79,16 @@ class Backlog:
         return self._counts[queue] > BACKLOG
 
 
+class Client(Protocol):
+    """Works until it is told that the time is over, and then ends what it is at."""
+
+    async def run(self, is_over: asyncio.Event) -> None: ...
+
+
 class Crew:
     """Clients that work from `start` to `stop`."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[Client]) -> None:
         self._workers = workers
         self._is_over = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
