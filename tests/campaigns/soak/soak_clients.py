@@ -71,11 +71,15 @@ class Pace:
 
     async def turn(self) -> None:
         """Wait for one's turn to call."""
-        if self.rate is not None:
-            now = time.monotonic()
-            self._next = max(self._next + 1 / self.rate, now - SLACK)
-            if self._next > now:
-                await asyncio.sleep(self._next - now)
+        if wait := self.take(time.monotonic()):
+            await asyncio.sleep(wait)
+
+    def take(self, now: float) -> float:
+        """Take the next turn; the seconds until it comes. Pure but for what was taken before."""
+        if self.rate is None:
+            return 0.0
+        self._next = max(self._next + 1 / self.rate, now - SLACK)
+        return max(0.0, self._next - now)
 
 
 class CallTimes:
