@@ -10,7 +10,7 @@ import msgspec
 from simulation.bugs_group import unchecked
 from simulation.planting import Bug, shelf
 from sluiceway.core.group import item_placement, rounds
-from sluiceway.core.group.group_records import GroupView, Keys, Resource, Writes
+from sluiceway.core.group.group_records import GroupView, Keys, Resource, Writes, decode_record
 from sluiceway.core.group.plan import UNLIMITED, queue_of
 
 BUGS: list[Bug] = []
@@ -24,7 +24,7 @@ def limits_under_the_old_version(original: Any) -> Any:
     def limit(look: GroupView, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
         if writes.puts and look.resource is not None:
-            resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
+            resource = decode_record(writes.puts[keys.resource], Resource)
             writes.put(keys.resource, msgspec.structs.replace(resource, version=look.resource.version))
         return writes
 
@@ -59,7 +59,7 @@ def leaves_limits_behind(original: Any) -> Any:
     def remove(look: GroupView, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
         if writes.puts and look.resource is not None:
-            resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
+            resource = decode_record(writes.puts[keys.resource], Resource)
             writes.put(keys.resource, msgspec.structs.replace(resource, limits=look.resource.limits))
         return writes
 
@@ -83,7 +83,7 @@ def places_beside_what_there_is_of_a_queue(original: Any) -> Any:
         unlimited = dataclasses.replace(look, resource=msgspec.structs.replace(resource, limits={}))
         writes: Writes = original(unlimited, keys, items, late)
         if writes.puts:
-            put = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
+            put = decode_record(writes.puts[keys.resource], Resource)
             writes.put(keys.resource, msgspec.structs.replace(put, limits=resource.limits))
         return writes
 

@@ -9,7 +9,7 @@ import msgspec
 from simulation.bugs_group import unchecked
 from simulation.planting import Bug, shelf
 from sluiceway.core.group import item_placement, load_balance, rounds
-from sluiceway.core.group.group_records import GroupView, Keys, Resource, Writes
+from sluiceway.core.group.group_records import GroupView, Keys, Resource, Writes, decode_record
 from sluiceway.core.group.plan import NO_PINS
 from sluiceway.core.group.rounds import Rounds
 
@@ -45,7 +45,7 @@ def pins_under_the_old_version(original: Any) -> Any:
     def pin(look: GroupView, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
         if writes.puts and look.resource is not None:
-            resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
+            resource = decode_record(writes.puts[keys.resource], Resource)
             writes.put(keys.resource, msgspec.structs.replace(resource, version=look.resource.version))
         return writes
 

@@ -11,7 +11,7 @@ from simulation.bugs_group import unchecked
 from simulation.planting import Bug, shelf
 from sluiceway.core.group import item_placement
 from sluiceway.core.group.claims import Claims
-from sluiceway.core.group.group_records import GroupView, Keys, Plan, Resource, Writes
+from sluiceway.core.group.group_records import GroupView, Keys, Plan, Resource, Writes, decode_record
 from sluiceway.core.group.plan import sticky
 
 BUGS: list[Bug] = []
@@ -24,7 +24,7 @@ rare = shelf(RARE)
 def replanned(writes: Writes, keys: Keys, **fields: Any) -> Writes:
     """Change fields of the commit's plan, if it has one."""
     if keys.plan in writes.puts:
-        plan = msgspec.json.decode(writes.puts[keys.plan], type=Plan)
+        plan = decode_record(writes.puts[keys.plan], Plan)
         writes.put(keys.plan, msgspec.structs.replace(plan, **fields))
     return writes
 
@@ -60,7 +60,7 @@ def places_under_the_old_version(original: Any) -> Any:
     def place(look: GroupView, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
         if look.resource is not None and writes.puts:
-            resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
+            resource = decode_record(writes.puts[keys.resource], Resource)
             writes.put(keys.resource, msgspec.structs.replace(resource, version=look.resource.version))
         return replanned(writes, keys, resource_version=look.resource.version if look.resource else 0)
 
@@ -93,7 +93,7 @@ def leaves_what_it_removes_to_a_round(original: Any) -> Any:
 
     def remove(look: GroupView, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
-        resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource) if writes.puts else None
+        resource = decode_record(writes.puts[keys.resource], Resource) if writes.puts else None
         if resource is not None and writes.puts.pop(keys.plan, b""):
             writes.put(keys.resource, msgspec.structs.replace(resource, version=resource.version - 1))
         return writes
@@ -158,7 +158,7 @@ def begins_with_the_first_grant(original: Any) -> Any:
     def plan_new(look: GroupView, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
         original(look, keys, plan, new, late, limits, writes)
         if keys.plan in writes.puts:
-            owners = msgspec.json.decode(writes.puts[keys.plan], type=Plan).owners
+            owners = decode_record(writes.puts[keys.plan], Plan).owners
             owners = {name: {item: 1 if item in new else grant for item, grant in grants.items()} for name, grants in owners.items()}
             replanned(writes, keys, owners=owners)
 

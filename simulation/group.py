@@ -32,6 +32,7 @@ from sluiceway.core.group.group_records import (
     Strategy,
     Token,
     Writes,
+    decode_record,
     read_group,
 )
 from sluiceway.core.group.load_balance import Balancer, decides, noticeable, open_round, reports_of
@@ -428,7 +429,7 @@ class GroupWorld:
         self._put_resource(msgspec.structs.replace(before, version=before.version + 1, **fields))
 
     def _resource(self) -> Resource:
-        return msgspec.json.decode(self.store.entries[KEYS.resource].value, type=Resource)
+        return decode_record(self.store.entries[KEYS.resource].value, Resource)
 
     def _put_resource(self, resource: Resource) -> None:
         self._note("the resource:", resource)

@@ -127,7 +127,7 @@ def outside(members: int) -> Instances:
 
 @pytest.mark.parametrize(
     ("members", "why"),
-    [(3, "it is joining, or has left"), (group_records.MAX_MEMBERS, "it has 200 members, which is the maximum")],
+    [(3, "it is joining, or has left"), (group_records.MAX_MEMBERS, "it has 1000 members, which is the maximum")],
 )
 def test_an_instance_that_is_no_member_says_so(members: int, why: str) -> None:
     instances = outside(members)

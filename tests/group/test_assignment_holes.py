@@ -27,6 +27,7 @@ from sluiceway.core.group.group_records import (
 )
 from sluiceway.core.group.item_placement import place
 from sluiceway.core.group.member import Member
+from sluiceway.core.group.packed_items import pack_owners
 from sluiceway.core.group.rounds import next_plan, told
 from sluiceway.ports.meta_store import Entry, View
 
@@ -311,7 +312,8 @@ def test_the_largest_commit_is_as_large_as_it_may_get() -> None:
     assert moved == len(items)
     assert sum(map(len, after.waits.values())) == len(before)
     keys = [KEYS.mark(10**9, name) for name in [*old, *new]] + [KEYS.member(name) for name in old]
-    size = len(msgspec.json.encode(after)) + sum(map(len, keys)) + sum(len(name) + 3 for name in new)
+    packed = pack_owners(after.owners, after.waits)
+    size = len(msgspec.msgpack.encode(packed)) + sum(map(len, keys)) + sum(len(name) + 3 for name in new)
     noted = len(msgspec.json.encode(tuple(told(plan, after))))
     assert MAX_TOLD - 400 < noted <= MAX_TOLD + 2
     assert size + noted < largest_commit(KEYS, items, before) < 3 * size

@@ -288,12 +288,12 @@ def test_members_over_postgresql() -> None:
 def test_more_items_than_a_plan_can_hold_are_refused_before_anything_is_written() -> None:
     async def story() -> None:
         store = open_meta_store("memory:")
-        await define(store, "g", [f"{n:016}" for n in range(11_500)])
+        await define(store, "g", [f"{n:016}" for n in range(20_000)])
         with pytest.raises(SluicewayError, match=r"items.*a commit holds 1048576.*divide"):
-            await define(store, "h", [f"{n:016}" for n in range(14_000)])
+            await define(store, "h", [f"{n:016}" for n in range(40_000)])
         # Those that were there may still be waited for.
-        with pytest.raises(SluicewayError, match=r"11500 before.*change fewer"):
-            await define(store, "g", [f"x{n:015}" for n in range(11_500)])
+        with pytest.raises(SluicewayError, match=r"20000 before.*change fewer"):
+            await define(store, "g", [f"x{n:015}" for n in range(20_000)])
         assert (await store.read(prefixes=[Keys("h").prefix])).entries == {}
 
     asyncio.run(story())

@@ -19,6 +19,7 @@ from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
 from sluiceway.contract.queue_stats import COUNTERS
 from sluiceway.core.group.group_records import Claim, Level, LoadReport, MemberRecord, Parameters, Pin, Plan, Resource, Round, SealedRound
+from sluiceway.core.group.packed_items import PackedNames, PackedOwners
 from sluiceway.core.partition.bundle_ledger import LedgerRecord
 from sluiceway.core.partition.idempotency_keys import KeyRecord, KeyResult
 from sluiceway.core.partition.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
@@ -159,6 +160,8 @@ PINNED: dict[type[msgspec.Struct], str] = {
     Level: "level rising_to",
     Round: "number sealed trigger participants moved kept swaps",
     Plan: "round era resource_version owners waits swapped",
+    PackedNames: "ranges others",
+    PackedOwners: "names members bits cells grants more",
     Pin: "instance zone",
     LoadReport: "loads round items bytes",
     Claim: "owner grant",

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from sluiceway.adapters import system
 from sluiceway.core.group.group_records import (
-    MAX_MEMBERS,
     Decision,
     GroupReader,
     GroupView,
@@ -21,6 +20,7 @@ from sluiceway.core.group.group_records import (
     Strategy,
     Token,
     Writes,
+    is_full,
 )
 from sluiceway.core.group.item_placement import begin
 from sluiceway.core.group.levels import admits
@@ -266,7 +266,7 @@ class GroupMember:
     def _kept_out_by(self, look: GroupView) -> str | None:
         if not admits(look.level, self._levels):
             return "this release does not understand the group's compatibility level"
-        return f"the group has {MAX_MEMBERS} members already" if len(look.members) >= MAX_MEMBERS else None
+        return f"the group has {len(look.members)} members already" if is_full(look.members) else None
 
     def _expect(self, expected: frozenset[str]) -> None:
         before, self._expected = self._expected, expected

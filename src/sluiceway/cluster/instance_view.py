@@ -16,7 +16,6 @@ from sluiceway.adapters import system
 from sluiceway.cluster.ownership import Ownership, item_of, partition_of
 from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.core.group.group_records import (
-    MAX_MEMBERS,
     PATIENCE,
     GroupView,
     LoadReport,
@@ -27,6 +26,7 @@ from sluiceway.core.group.group_records import (
     Resource,
     SealedRound,
     Strategy,
+    is_full,
     members_of,
     owners,
 )
@@ -160,8 +160,8 @@ class Instances:
             return []
         if look is not None and ownership.name in look.members:
             return ["the meta store has not confirmed which partitions this instance owns, so it only forwards calls to the others"]
-        full = look is not None and len(look.members) >= MAX_MEMBERS
-        why = f"it has {MAX_MEMBERS} members, which is the maximum" if full else "it is joining, or has left"
+        full = look is not None and is_full(look.members)
+        why = f"it has {len(look.members)} members, which is the maximum" if look is not None and full else "it is joining, or has left"
         return [f"this instance is not a member of the cluster: {why}; it only forwards calls to the others"]
 
     def checks(self) -> list[Check]:

@@ -8,8 +8,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-import msgspec
-
 from sluiceway import __version__
 from sluiceway.adapters import system
 from sluiceway.cluster.group_member import Change, Gained, GroupMember
@@ -26,6 +24,7 @@ from sluiceway.core.group.group_records import (
     Token,
     Writes,
     base_name,
+    decode_record,
     owners,
     rounds_of,
     with_times,
@@ -384,7 +383,7 @@ class Clustered:
         while True:
             view = await meta.read([KEYS.resource], [QUEUE])
             entry = view.entries.get(KEYS.resource)
-            before = None if entry is None else msgspec.json.decode(entry.value, type=Resource)
+            before = None if entry is None else decode_record(entry.value, Resource)
             known = before is not None and before.strategy != "static"
             strategy: Strategy = self._strategy or (before.strategy if before is not None and known else "rounds")
             parameters = with_times(before.parameters if before is not None and known else self._parameters, self._times)
@@ -404,7 +403,7 @@ class Clustered:
         assert self._meta is not None, "it is started first"
         while True:
             entry = (await self._meta.read([KEYS.resource])).entries[KEYS.resource]
-            before = msgspec.json.decode(entry.value, type=Resource)
+            before = decode_record(entry.value, Resource)
             parameters = with_times(before.parameters, times)
             after, writes = begin(KEYS, entry, before.items, strategy or before.strategy, parameters, load_moves=load_moves)
             if not writes.puts:

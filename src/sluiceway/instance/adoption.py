@@ -24,7 +24,7 @@ from sluiceway.cluster.compatibility_level import begin_level
 from sluiceway.cluster.ownership import KEYS, PARAMETERS, item_of, items_of, take_grant
 from sluiceway.cluster.queue_changes import DROPPING
 from sluiceway.cluster.rebalance_records import ENDED
-from sluiceway.core.group.group_records import Resource, Token, Writes
+from sluiceway.core.group.group_records import Resource, Token, Writes, decode_record
 from sluiceway.core.group.item_placement import begin
 from sluiceway.core.queue.backend_placement import interleave, place
 from sluiceway.core.queue.queue_history import PREFIX as HISTORY
@@ -393,7 +393,7 @@ class _Adoption:
             detail = f"the cluster has a queue {clash!r}, too; delete one of the two (the directory's by starting its server)"
             raise SluicewayError("queue_exists", detail, "queue_name")
         entry = view.entries.get(KEYS.resource)
-        group = Resource(items=(), parameters=PARAMETERS) if entry is None else msgspec.json.decode(entry.value, type=Resource)
+        group = Resource(items=(), parameters=PARAMETERS) if entry is None else decode_record(entry.value, Resource)
         items = [*group.items, *(item for queue in queues for item in items_of(queue))]
         limits = {queue.incarnation: wanted(queue.logical_queues, 1) for queue in queues if queue.logical_queues is not None}
         _, writes = begin(

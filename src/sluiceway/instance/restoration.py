@@ -28,7 +28,7 @@ from sluiceway.adapters.storage import partition_file
 from sluiceway.cluster.cluster_secret import CLUSTER_SECRET
 from sluiceway.cluster.compatibility_level import check_understood, level_in
 from sluiceway.cluster.ownership import GRANT, KEYS
-from sluiceway.core.group.group_records import Keys, Resource
+from sluiceway.core.group.group_records import Keys, Resource, decode_record, encode_record
 from sluiceway.core.group.item_placement import RESTORED_ERAS
 from sluiceway.core.partition.records import pack, unpack_header
 from sluiceway.instance import restoration_log
@@ -361,9 +361,9 @@ def renewed(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     kept = {key: entry for key, entry in entries.items() if not key.startswith(gone)}
     for group in groups:
         key = Keys(group).resource
-        resource = msgspec.json.decode(kept[key].value, type=Resource)
+        resource = decode_record(kept[key].value, Resource)
         after = msgspec.structs.replace(resource, era=resource.era + RESTORED_ERAS, version=resource.version + 1)
-        kept[key] = kept[key]._replace(value=msgspec.json.encode(after))
+        kept[key] = kept[key]._replace(value=encode_record(after))
     # A cluster that was never a single server has none.
     entry = kept.get(GRANT, Entry(b"0", 0))
     # By the clock, too: a second restore of the same backup comes later.
@@ -375,5 +375,5 @@ def renewed(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 def _fence(entries: Mapping[str, Entry]) -> Fence:
     """The fence under which the partitions are written: below that of the first start."""
     entry = entries.get(KEYS.resource)
-    era = 1 if entry is None else msgspec.json.decode(entry.value, type=Resource).era
+    era = 1 if entry is None else decode_record(entry.value, Resource).era
     return Fence(era, int(entries[GRANT].value), 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from sluiceway.core.group.packed_items import PackedNames, PackedOwners, pack_names, pack_owners, packed_size, unpack_names, unpack_owners
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.compatibility import Levels
 from sluiceway.kernel.errors import invalid
@@ -19,9 +21,23 @@ Strategy = Literal["rounds", "claims", "static"]
 PATIENCE = 1.25
 """A member is given up after being silent for this multiple of its lease: margin for clocks that run at different speeds."""
 
-MAX_MEMBERS = 200
-"""Later members wait outside until one leaves: the commit that seals a round names each member up to seven times."""
+MAX_MEMBERS = 1_000
+"""Later members wait outside until one leaves."""
+MAX_NAMES = 40_000
+"""Bytes of all members' names, also a limit: the commit that seals a round names each of them thrice."""
 MAX_MEMBER_NAME = 140
+MAX_CLEARED = 400
+"""Marks that the commit of a seal deletes. The next one that opens a round deletes what is left."""
+MAX_LEFT = 900
+"""Marks that the commit of an opening deletes; both together delete more than there are members."""
+MAX_GIVEN_UP = 40
+"""Members that a round gives up: etcd compares that many records in one transaction. The next round gives up the others."""
+MAX_PLAIN = 32_768
+"""Bytes up to which a resource or a plan is JSON, as all other records are. Larger ones are packed."""
+PACKED = b"\x01"
+"""First byte of a packed record."""
+_INFLATION = 1_024
+"""Bytes, at most, by which compression grows what cannot be compressed."""
 _OTHER_RECORDS = 4_096
 """Upper bound in bytes for the round's two records without their participants, plus the sealing member's own record."""
 ROUNDS_KEPT = 100
@@ -208,6 +224,39 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     grant: int
 
 
+def encode_record(record: msgspec.Struct) -> bytes:
+    """Return the record as it is stored."""
+    plain = msgspec.json.encode(record)
+    if len(plain) <= MAX_PLAIN:
+        return plain
+    packed: object = None
+    if isinstance(record, Plan) and (owners := pack_owners(record.owners, record.waits)) is not None:
+        packed = (msgspec.structs.replace(record, owners={}, waits={}), owners)
+    elif isinstance(record, Resource):
+        packed = (msgspec.structs.replace(record, items=()), pack_names(record.items))
+    if packed is None:
+        return plain
+    encoded = PACKED + zlib.compress(msgspec.msgpack.encode(packed), 1)
+    # All ownership rests on it: what would come back otherwise is stored as it is.
+    return encoded if decode_record(encoded, type(record)) == record else plain
+
+
+def decode_record(data: bytes, kind: type[Record]) -> Record:
+    """Return the record of that kind. Raises msgspec.DecodeError."""
+    if not data.startswith(PACKED):
+        return msgspec.json.decode(data, type=kind)
+    try:
+        unpacked = zlib.decompress(data[len(PACKED) :])
+        if kind is Plan:
+            plan, cells = msgspec.msgpack.decode(unpacked, type=tuple[Plan, PackedOwners])
+            owners, waits = unpack_owners(cells)
+            return cast(Record, msgspec.structs.replace(plan, owners=owners, waits=waits))
+        resource, names = msgspec.msgpack.decode(unpacked, type=tuple[Resource, PackedNames])
+        return cast(Record, msgspec.structs.replace(resource, items=tuple(sorted(unpack_names(names)))))
+    except (zlib.error, ValueError) as error:
+        raise msgspec.DecodeError(f"a packed record cannot be read: {error}") from error
+
+
 class SealedRound(msgspec.Struct, frozen=True, kw_only=True):
     """A sealed round, kept for display. `sealed_at` and `duration`, how long it was seen open, are by its sealer's clocks.
 
@@ -313,6 +362,10 @@ class GroupView:
         entry = self.view.entries.get(key)
         return entry.stamp if entry else None
 
+    def marks_left(self, keys: Keys) -> list[str]:
+        """The keys of marks that the commit which opens the next round deletes: the last round, which is sealed, may have left some."""
+        return [key for key in self.view.entries if key.startswith(keys.marks)][:MAX_LEFT]
+
 
 class GroupReader:
     """Decodes views of a group's whole prefix into looks, reusing records whose stamp is unchanged. Serves one store."""
@@ -332,7 +385,7 @@ class GroupReader:
                 return None
             known = before.get(key)
             if known is None or known[0] != entry.stamp:
-                known = (entry.stamp, msgspec.json.decode(entry.value, type=kind))
+                known = (entry.stamp, decode_record(entry.value, kind))
             self._decoded[key] = known
             return cast(Record, known[1])
 
@@ -341,7 +394,8 @@ class GroupReader:
             return {name: record for name, record in found if record is not None}
 
         current = one(keys.round, Round)
-        marks = keys.mark(current.number, "") if current is not None else ""
+        # A seal may have left some, which mean nothing.
+        marks = keys.mark(current.number, "") if current is not None and not current.sealed else ""
         return GroupView(
             view,
             seen_at,
@@ -378,6 +432,11 @@ def pinned(pins: Mapping[str, Pin], zones: Mapping[str, str]) -> dict[str, tuple
     return {item: members for item, pin in pins.items() if (members := found[pin])}
 
 
+def is_full(members: Collection[str]) -> bool:
+    """Whether a group with these members takes no other one."""
+    return len(members) >= MAX_MEMBERS or sum(map(len, members)) > MAX_NAMES - MAX_MEMBER_NAME
+
+
 def owners(look: GroupView) -> dict[str, str]:
     """Return the member each item is given to, whether or not it serves it yet. Omits free items and items of members that have left.
 
@@ -400,15 +459,16 @@ def rounds_of(view: View, keys: Keys) -> list[SealedRound]:
 def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> int:
     """Upper bound in bytes of a commit that seals a round over `items`; `before` are the items of the plan it replaces.
 
-    A commit that changes only the resource is smaller, its limits included: each limit belongs to at least one of the items.
+    A commit that changes only the resource is smaller, its limits included: each limit belongs to at least one of the items, whose name has
+    the queue's, and pins are few.
     """
-    owned = sum(len(msgspec.json.encode(item)) + len(":1000000000,") for item in items)
     # Each item may be awaited from its last owner, and from one that left before that and has not reported since.
-    waited = 2 * sum(len(msgspec.json.encode(item)) + 1 for item in {*items, *before})
-    # Names occur in the plan's two parts and the participants of the round's two records, with quotes and brackets; plus a mark, a record
-    # and a report to delete.
-    named = 4 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + len(keys.loads) + 3 * MAX_MEMBER_NAME
-    return owned + waited + MAX_MEMBERS * named + MAX_TOLD + _OTHER_RECORDS
+    plan = max(MAX_PLAIN, packed_size(items, before) + _INFLATION)
+    # Names occur in the plan and the participants of the round's two records, with quotes and brackets; plus marks, records and reports to
+    # delete.
+    named = 3 * (MAX_NAMES + 8 * MAX_MEMBERS)
+    deleted = MAX_NAMES + MAX_CLEARED * len(keys.mark(0, "")) + MAX_GIVEN_UP * (len(keys.members) + len(keys.loads) + 2 * MAX_MEMBER_NAME)
+    return plan + named + deleted + MAX_TOLD + _OTHER_RECORDS
 
 
 @dataclass
@@ -422,7 +482,7 @@ class Writes:
     hint: bool = True
 
     def put(self, key: str, record: msgspec.Struct) -> None:
-        self.puts[key] = msgspec.json.encode(record)
+        self.puts[key] = encode_record(record)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from sluiceway.core.group.group_records import (
     Resource,
     Strategy,
     Writes,
+    decode_record,
+    encode_record,
     largest_commit,
     members_of,
 )
@@ -46,7 +48,7 @@ def check_item(item: object) -> str:
 
 def era_of(entry: Entry | None) -> int:
     """The era in that resource record; 1 if there is none."""
-    return 1 if entry is None else msgspec.json.decode(entry.value, type=Resource).era
+    return 1 if entry is None else decode_record(entry.value, Resource).era
 
 
 def begin(
@@ -78,7 +80,7 @@ def begin(
         )
         after = after if load_moves is None else msgspec.structs.replace(after, load_moves=load_moves)
     else:
-        before = msgspec.json.decode(entry.value, type=Resource)
+        before = decode_record(entry.value, Resource)
         pins = _pins_of(wanted, before.pins)
         bounds = _limits_of(wanted, before.limits if limits is None else limits)
         moves = before.load_moves if load_moves is None else load_moves
@@ -224,7 +226,7 @@ def _plan_new(
 
 def _put_plan(look: GroupView, keys: Keys, plan: Plan, owners: dict[str, dict[str, int]], writes: Writes) -> None:
     """Make it the plan of the resource put beside it, if both fit into the commit."""
-    encoded = msgspec.json.encode(msgspec.structs.replace(plan, resource_version=plan.resource_version + 1, owners=owners))
+    encoded = encode_record(msgspec.structs.replace(plan, resource_version=plan.resource_version + 1, owners=owners))
     if len(encoded) + len(writes.puts[keys.resource]) <= MAX_COMMIT_BYTES - ROOM:
         # No check of the round: one being opened works on whatever plan exists when it is sealed, and sealing checks the resource.
         writes.checks[keys.plan] = look.stamp(keys.plan)

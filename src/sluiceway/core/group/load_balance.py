@@ -115,7 +115,7 @@ class Balancer:
 def open_round(look: GroupView, keys: Keys, swaps: Iterable[Move]) -> Writes:
     """The commit that opens a round for these moves. It fails if another round was opened."""
     assert look.round is not None, "decided after a round"
-    writes = Writes(checks={keys.round: look.stamp(keys.round)})
+    writes = Writes(checks={keys.round: look.stamp(keys.round)}, deletes=look.marks_left(keys))
     opened = Round(
         number=look.round.number + 1, sealed=False, trigger="loads are uneven", participants=look.round.participants, swaps=tuple(swaps)
     )

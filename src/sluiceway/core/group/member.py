@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluiceway.core.group.claims import Claims
-from sluiceway.core.group.group_records import MAX_MEMBERS, Decision, GroupView, Keys, LoadReport, Resource, Strategy, Token, Writes
+from sluiceway.core.group.group_records import Decision, GroupView, Keys, LoadReport, Resource, Strategy, Token, Writes, is_full
 from sluiceway.core.group.heartbeats import FEW, Beating
 from sluiceway.core.group.levels import admits
 from sluiceway.core.group.rounds import Rounds
@@ -84,7 +84,7 @@ class Member:
     def _next(self, look: GroupView, resource: Resource, strategy: Rounds | Claims | NoAssignment) -> tuple[Writes | None, Millis]:
         """The commit to make, including a beat; or None and when to look again."""
         if self.name not in look.members:
-            outside = len(look.members) >= MAX_MEMBERS or not admits(look.level, self._beating.levels)
+            outside = is_full(look.members) or not admits(look.level, self._beating.levels)
             return None if outside else self._beating.beat(look, resource, Writes()), look.seen_at + IDLE
         writes, wake_at = strategy.next(look, resource)
         beat_due_at = self._beating.beat_due_at(look, resource)

@@ -20,6 +20,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from sluiceway.core.group.group_records import (
+    MAX_CLEARED,
+    MAX_GIVEN_UP,
     MAX_TOLD,
     ROUNDS_KEPT,
     GroupView,
@@ -40,6 +42,9 @@ SEALERS = 3
 """Members that poll for marks in a large group, whose watchers are not told of marks. If all fail, another finds them at its next look."""
 LOOKS_A_BEAT = 8
 """How often a member looks in a large group while it waits for others."""
+MAX_EXPECTED = 20_000
+"""Items up to which a member plans ahead what it would get of a member whose lease has run out: all members do that at the same moment, and
+planning takes a second with 100,000."""
 TURN: Millis = 20
 """Stagger between members in opening and sealing: it makes conflicts rare, which would be harmless."""
 MAX_TURNS = 10
@@ -80,7 +85,7 @@ class Rounds:
     def expected(self, look: GroupView, resource: Resource) -> frozenset[str]:
         """The items that this member is to own once the members whose leases have run out are given up, if all others stay."""
         plan, lapsed = look.plan, self._beating.lapsed(look)
-        if plan is None or plan.era != resource.era or not lapsed.intersection(plan.owners):
+        if plan is None or plan.era != resource.era or not lapsed.intersection(plan.owners) or len(resource.items) > MAX_EXPECTED:
             return frozenset()
         heirs = _heirs(look, [name for name in self._beating.live(look, resource.parameters) if name not in lapsed])
         # Planning takes a while with thousands of items.
@@ -160,7 +165,7 @@ class Rounds:
 
     def _open(self, look: GroupView, trigger: str) -> Writes:
         number = look.round.number + 1 if look.round else 1
-        writes = Writes(checks={self._keys.round: look.stamp(self._keys.round)})
+        writes = Writes(checks={self._keys.round: look.stamp(self._keys.round)}, deletes=look.marks_left(self._keys))
         participants = look.round.participants if look.round else ()
         writes.put(self._keys.round, Round(number=number, sealed=False, trigger=trigger, participants=participants))
         if not self._beating.leaving:
@@ -191,7 +196,9 @@ class Rounds:
     def _seal(self, look: GroupView, resource: Resource, current: Round) -> Writes:
         """The commit that ends the round: the plan, the round's record, and deletion of the given-up members' records."""
         keys = self._keys
-        given_up = self._missing(look) + [name for name in look.members if self._left_and_silent(look, name, resource.parameters)]
+        gone = self._missing(look) + [name for name in look.members if self._left_and_silent(look, name, resource.parameters)]
+        # The plan takes everything from the others too. What they had is served once the next round has given them up.
+        given_up = gone[:MAX_GIVEN_UP]
         members = [name for name in sorted(look.marks) if name in look.members and not look.members[name].leaving]
         if given_up:
             members = _heirs(look, members)
@@ -204,7 +211,7 @@ class Rounds:
             checks={key: look.stamp(key) for key in (keys.round, keys.resource)},
             # A member marking itself concurrently must either be in the plan or fail to mark itself.
             unchanged={keys.marks: look.view.stamp},
-            deletes=[keys.mark(current.number, name) for name in sorted(look.marks)],
+            deletes=[keys.mark(current.number, name) for name in sorted(look.marks)[:MAX_CLEARED]],
         )
         for name in given_up:
             # A member that beats after all is not given up.
