@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,15 +24,28 @@ import msgspec
 from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.bench.figures import progress, write_page
 from sluiceway.bench.servers import family_cpu
-from sluiceway.cluster.ownership import PARAMETERS
+from sluiceway.cluster.meta_watch import LOOK_AGAIN
+from sluiceway.cluster.ownership import GROUP, PARAMETERS
 from sluiceway.cluster.remote_demand import POLL
-from sluiceway.core.group.group_records import MAX_MEMBERS, GroupReader, Keys, MemberRecord, Plan
+from sluiceway.core.group.group_records import (
+    MAX_MEMBERS,
+    MAX_PLAIN,
+    GroupReader,
+    Keys,
+    MemberRecord,
+    Plan,
+    Writes,
+    encode_record,
+    largest_commit,
+    put_member,
+)
 from sluiceway.core.group.heartbeats import FEW
 from sluiceway.core.group.load_balance import PACE
 from sluiceway.core.group.member import MANY
 from sluiceway.core.group.rounds import LOOKS_A_BEAT
+from sluiceway.kernel.compatibility import KNOWN
 from sluiceway.model.meta import MAX_COMMIT_BYTES
-from sluiceway.ports.meta_store import MetaStore
+from sluiceway.ports.meta_store import NOTHING, MetaStore
 
 RESULTS = Path("bench/results/model.json")
 WATCHERS = 2
@@ -42,8 +56,19 @@ SETTLE = PARAMETERS.settle_timeout / 1_000
 PARTS = 5
 REPORTS = PACE.look / 1_000
 """Seconds between two reports of a member's loads, at least."""
+BEAT = 75
+"""Bytes of a member's beat, with its key."""
+RECORD = 230
+"""The same when it had all that is said about the member."""
 PLAN_ITEM = 34
 """Bytes per partition in the plan: its name, with quotes and grant, and its part of its owner's name; once or, while it moves, twice."""
+RESOURCE_ITEM = 15
+"""Bytes per partition in the group's resource."""
+PACKED_PLAN_ITEM = 5.3
+"""Bytes per partition in a plan that is packed, while all partitions move."""
+PACKED_RESOURCE_ITEM = 0.1
+QUEUE_ITEM = 24
+"""Bytes per partition in the queues' records."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +76,8 @@ class Store:
     """Costs of a meta store's calls, in seconds. `…_cpu`: processor time of the server; `…_here`: of the instance.
 
     `serial`: commits are sequential. `asks_at_hints`: a woken watcher asks whether the change concerns it.
-    `…_each`: for each member's record in a look at the group.
+    `look_…`: a look that reads the whole group; `refresh_…`: one that reads what has changed. `…_each`: for each member whose record is
+    sent; `scan_…`: for each member, sent or not.
     """
 
     name: str
@@ -64,6 +90,12 @@ class Store:
     look_here_each: float
     ask_cpu: float
     ask_here: float
+    refresh_cpu: float
+    refresh_here: float
+    refresh_cpu_each: float
+    refresh_here_each: float
+    scan_cpu: float
+    scan_here: float
     serial: bool
     asks_at_hints: bool
 
@@ -74,8 +106,10 @@ class Setting:
 
     `strays`: fraction of the calls on leased items sent to any instance (behind a load balancer); the others go to the owner.
     `quiet`: in large groups, beats wake no other member; before, all looked at each. `told_what`: a hint names the change, so that
-    it wakes only the watchers that it concerns. `delta`: a look fetches the changes rather than the whole group. `network`: megabytes per
-    second that the meta store can send.
+    it wakes only the watchers that it concerns. `delta`: a look fetches the changes rather than the whole group, and likewise one at the
+    queues. `network`: megabytes per second that the meta store can send. `packed`: large plans are packed.
+    `own_looks`: a member's looks for each beat of its own; the second one showed that it was recorded.
+    `tells_all`: etcd tells its watchers of every commit.
     """
 
     instances: int
@@ -90,14 +124,18 @@ class Setting:
     strays: float = 1.0
     quiet: bool = True
     told_what: bool = True
-    delta: bool = False
+    delta: bool = True
     network: float = 1_000.0
+    packed: bool = True
+    own_looks: int = 1
+    tells_all: bool = False
 
 
 class Cost(NamedTuple):
     """Costs per second of a cluster at rest apart from its calls, and of a round. A share above 1 is impossible."""
 
     instances: int
+    partitions: int
     commits: float
     looks: float
     asks: float
@@ -127,22 +165,22 @@ def cost(store: Store, at: Setting) -> Cost:
     commits = n / at.beat
     hints = commits
     if at.quiet and n > FEW:
-        # etcd tells its watchers of every commit, and the members pace themselves.
+        # Before, etcd told its watchers of every commit, and the members paced themselves.
         pace = at.beat * min(1.0, (n - FEW) / (MANY - FEW))
-        hints = 0.0 if store.asks_at_hints else min(commits, 1 / pace)
-    # Besides, one for each beat of its own.
-    each_looks = min(commits, hints + 1 / at.beat)
+        hints = 0.0 if store.asks_at_hints or not at.tells_all else min(commits, 1 / pace)
+    each_looks = min(commits, hints + at.own_looks / at.beat)
     looks = n * each_looks
     records = n if not at.delta else min(n, max(1.0, commits / each_looks))
     woken = 1 if at.told_what else WATCHERS
     asks = n * (QUIET_READS + (woken * hints * 2 if store.asks_at_hints else 0))
-    record, plan = 230.0, PLAN_ITEM * at.partitions
-    megabytes = looks * (records * record + (0 if at.delta else plan)) / 1e6
-    look_cpu = store.look_cpu + store.look_cpu_each * records
-    look_here = store.look_here + store.look_here_each * records
+    plan, resource = _sizes(at)
+    megabytes = looks * records * (BEAT if at.delta else RECORD) / 1e6
+    if not at.delta:
+        megabytes += (looks * (plan + resource) + n / (LOOK_AGAIN / 1_000) * QUEUE_ITEM * at.partitions) / 1e6
+    look_cpu, look_here = _look_costs(store, at, records)
     # Members report their loads with beats, and one of them reads all reports: an item of a report is as large as one of the plan.
     asks += 1 / REPORTS
-    megabytes += plan / REPORTS / 1e6
+    megabytes += PLAN_ITEM * at.partitions / REPORTS / 1e6
     meta_cores = commits * store.commit_cpu + looks * look_cpu + asks * store.ask_cpu
     look_share = (commits * store.commit_here + looks * look_here + asks * store.ask_here) / n
     polls = 2 * (n - 1) / (POLL / 1_000)
@@ -156,10 +194,12 @@ def cost(store: Store, at: Setting) -> Cost:
     marks = (n + 2) * store.commit if store.serial else 3 * store.commit
     # Those who seal see the last mark of a large group at their next look.
     notice = at.beat / LOOKS_A_BEAT if at.quiet and n > FEW else 0.0
-    round_s = SETTLE + notice + marks / max(0.05, 1 - commit_line) + 2 * look_cpu * n / at.cores
+    # Everybody reads the records of all, twice, and the plan.
+    reading = 2 * _look_costs(store, at, n)[0] * n / at.cores + n * plan / 1e6 / at.network
+    round_s = SETTLE + notice + marks / max(0.05, 1 - commit_line) + reading
     verdicts = [
         (n > MAX_MEMBERS, f"{MAX_MEMBERS} members are the limit"),
-        (plan > MAX_COMMIT_BYTES, "the plan does not fit into a commit"),
+        (not _fits(at), "the plan does not fit into a commit"),
         (commit_line > 1, "commits wait for one another longer than beats may"),
         (meta_cores > at.cores, f"the meta store needs {meta_cores:,.0f} cores"),
         (megabytes > at.network, f"the meta store sends {megabytes:,.0f} MB/s"),
@@ -173,6 +213,7 @@ def cost(store: Store, at: Setting) -> Cost:
     breaks = "; ".join(words for broken, words in verdicts if broken)
     return Cost(
         n,
+        at.partitions,
         commits,
         looks,
         asks,
@@ -190,6 +231,37 @@ def cost(store: Store, at: Setting) -> Cost:
     )
 
 
+def _sizes(at: Setting) -> tuple[float, float]:
+    """Bytes of the plan and of the resource."""
+    plan, resource = float(PLAN_ITEM * at.partitions), float(RESOURCE_ITEM * at.partitions)
+    if at.packed and plan > MAX_PLAIN:
+        plan = PACKED_PLAN_ITEM * at.partitions
+    return plan, PACKED_RESOURCE_ITEM * at.partitions if at.packed and resource > MAX_PLAIN else resource
+
+
+@lru_cache
+def _largest(partitions: int, queues: int) -> int:
+    items = [f"k7f3q{number % queues:03}.{number // queues}" for number in range(partitions)]
+    return largest_commit(Keys(GROUP), items, items)
+
+
+def _fits(at: Setting) -> bool:
+    if at.packed:
+        return _largest(at.partitions, at.queues) <= MAX_COMMIT_BYTES
+    # Each name may be there twice more, and the members' names take 220 KB.
+    return PLAN_ITEM * 2 * at.partitions <= MAX_COMMIT_BYTES
+
+
+def _look_costs(store: Store, at: Setting, records: float) -> tuple[float, float]:
+    """Processor seconds of a look in which so many members have changed, of the server and of the instance."""
+    if not at.delta:
+        return store.look_cpu + store.look_cpu_each * at.instances, store.look_here + store.look_here_each * at.instances
+    return (
+        store.refresh_cpu + store.scan_cpu * at.instances + store.refresh_cpu_each * records,
+        store.refresh_here + store.scan_here * at.instances + store.refresh_here_each * records,
+    )
+
+
 def most(store: Store, at: Setting) -> int:
     """Return the maximum number of instances with which nothing breaks, apart from the limit on members."""
     low, high = 1, 100_000
@@ -201,17 +273,20 @@ def most(store: Store, at: Setting) -> int:
 
 
 VARIANTS: dict[str, Setting] = {
-    "before: a look at each beat of another": Setting(10, quiet=False, told_what=False),
+    "before: a look at each beat of another": Setting(10, quiet=False, told_what=False, delta=False, packed=False, own_looks=2),
+    "before: looks that read everything": Setting(10, tells_all=True, delta=False, packed=False, own_looks=2),
+    "… with a beat each 2 s": Setting(10, tells_all=True, delta=False, packed=False, own_looks=2, beat=2.0, lease=12.0),
     "as it is": Setting(10),
     "a beat each 2 s, a lease of 12 s": Setting(10, beat=2.0, lease=12.0),
-    "looks that fetch what has changed": Setting(10, delta=True),
-    "… with a beat each 2 s": Setting(10, delta=True, beat=2.0, lease=12.0),
 }
-"""The state before, the present one, a possible setting, and designs not built."""
+"""Earlier states, the present one, and a possible setting."""
+SIZES = ((10, 1_000), (100, 1_000), (1_000, 1_000), (1_000, 100_000))
+"""Instances and partitions."""
 
 
 COLUMNS = (
     "instances",
+    "partitions",
     "commits /s",
     "looks /s",
     "other reads /s",
@@ -232,10 +307,11 @@ def table(stores: Sequence[Store]) -> str:
     for store in stores:
         lines += [f"\n**{store.name}**\n", f"| | {' | '.join(COLUMNS)} |", "| --- " * (1 + len(COLUMNS)) + "|"]
         for name, setting in VARIANTS.items():
-            for instances in (10, 100, 1_000):
-                at = cost(store, replace(setting, instances=instances))
+            for instances, partitions in SIZES:
+                at = cost(store, replace(setting, instances=instances, partitions=partitions))
                 cells = [
                     f"{instances:,}",
+                    f"{partitions:,}",
                     *(f"{value:,.0f}" for value in (at.commits, at.looks, at.asks)),
                     f"{at.megabytes:,.1f}",
                     f"{at.commit_line:.0%}" if store.serial else "–",
@@ -278,19 +354,33 @@ async def _taken(call: Callable[[int], Awaitable[object]], rounds: int, pid: int
     return Taken(*map(min, zip(*parts, strict=True)))
 
 
-async def _look(store: MetaStore, members: int, rounds: int, pid: int) -> Taken:
-    """Measure a look at a group of `members`, one of which has just beaten."""
-    keys = Keys(f"model{members}")
-    record = msgspec.json.encode(MemberRecord(beat=1, lease_timeout=3_000, address="http://10.0.0.1:2319", joined_at=1))
+async def _look(store: MetaStore, members: int, rounds: int, pid: int, changed: int | None = None) -> Taken:
+    """Measure a look at a group of `members`: at everything, which was once in one record of each, or at what has changed since so many of
+    them have beaten."""
+    keys = Keys(f"model{members}-{changed}")
+    about = MemberRecord(beat=1, lease_timeout=3_000, address="http://10.0.0.1:2319", joined_at=1, levels=KNOWN, release="1.0.0")
     names = [f"instance-{number:08}" for number in range(members)]
     owners = {name: {f"k7f3q2ma.{at}": 7 for at in range(number, 1_000, members)} for number, name in enumerate(names)}
-    await store.commit(puts={keys.plan: msgspec.json.encode(Plan(round=1, era=1, resource_version=1, owners=owners))})
-    for at in range(0, members, 50):
-        await store.commit(puts={keys.member(name): record for name in names[at : at + 50]})
+    await store.commit(puts={keys.plan: encode_record(Plan(round=1, era=1, resource_version=1, owners=owners))})
+
+    async def put(some: Sequence[str], *, joins: bool) -> None:
+        for at in range(0, len(some), 50):
+            writes = Writes()
+            for name in some[at : at + 50]:
+                if changed is None:
+                    writes.put(keys.member(name), about)
+                else:
+                    put_member(writes, keys, name, about, joins=joins)
+            await store.commit(puts=writes.puts)
+
+    await put(names, joins=True)
     reader = GroupReader(keys)
+    before = await store.refresh(NOTHING, keys.prefix)
+    await put(names[: changed or 0], joins=False)
 
     async def look(_: int) -> None:
-        if len(reader.read(await store.read(prefixes=[keys.prefix]), 0).members) != members:
+        view = await (store.read(prefixes=[keys.prefix]) if changed is None else store.refresh(before, keys.prefix))
+        if len(reader.read(view, 0).members) != members:
             raise RuntimeError("a look does not show all members")
 
     return await _taken(look, rounds, pid)
@@ -303,6 +393,7 @@ async def _measure(url: str, pid: int, rounds: int) -> Store:
         commit = await _taken(lambda number: store.commit(puts={f"model/beat/{number % 10}": record}), rounds, pid)
         ask = await _taken(lambda number: store.read([f"model/beat/{number % 10}"]), rounds, pid)
         few, many = await _look(store, 10, rounds, pid), await _look(store, 210, rounds, pid)
+        fresh, wide, busy = [await _look(store, members, rounds, pid, changed) for members, changed in ((10, 0), (210, 0), (210, 200))]
     finally:
         await store.close()
     each_cpu, each_here = max(0.0, many.cpu - few.cpu) / 200, max(0.0, many.here - few.here) / 200
@@ -319,6 +410,12 @@ async def _measure(url: str, pid: int, rounds: int) -> Store:
         look_here_each=each_here,
         ask_cpu=ask.cpu,
         ask_here=ask.here,
+        refresh_cpu=fresh.cpu,
+        refresh_here=fresh.here,
+        refresh_cpu_each=max(0.0, busy.cpu - wide.cpu) / 200,
+        refresh_here_each=max(0.0, busy.here - wide.here) / 200,
+        scan_cpu=max(0.0, wide.cpu - fresh.cpu) / 200,
+        scan_here=max(0.0, wide.here - fresh.here) / 200,
         serial=serial,
         asks_at_hints=serial,
     )

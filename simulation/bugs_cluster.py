@@ -20,8 +20,10 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.partition_openings import Openings
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.changes import Fence
+from sluiceway.model.meta import Stamp, View
 from sluiceway.model.peers import Ask
 from sluiceway.model.requests import Settle, Settled
+from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 
 ABLATIONS: list[Bug] = []
@@ -196,6 +198,42 @@ def writes_under_the_first_grant(_original: Any) -> Any:
 
 
 # ---- group driver ---------------------------------------------------------------------------------------------
+
+
+@member_bug(View, "after")
+def keeps_what_was_deleted(original: Any) -> Any:
+    """A refreshed view still has the records that were deleted, so a dead member stays in it for good."""
+
+    def after(self: Any, stamp: Stamp, rows: Any) -> View:
+        view: View = original(self, stamp, [row for row in rows if row[1] is not None])
+        return view
+
+    return after
+
+
+@member_bug(GroupMember, "_commit")
+def takes_a_beat_that_is_not_answered_for_recorded(original: Any) -> Any:
+    """A beat of a large group whose commit has no answer renews the lease as if it were recorded."""
+
+    async def commit(self: Any, writes: Any) -> Any:
+        try:
+            return await original(self, writes)
+        except StoreUnavailableError:
+            return self._after_beat(writes, writes.checks[self._keys.member(self.name)] or 0)
+
+    return commit
+
+
+@member_bug(View, "after")
+def says_to_be_newer_than_it_is(original: Any) -> Any:
+    """A refreshed view without changes of its own has the stamp of the next commit, whose changes are then missing in it."""
+
+    def after(self: Any, stamp: Stamp, rows: Any) -> View:
+        found = list(rows)
+        view: View = original(self, stamp if found else stamp + 1, found)
+        return view
+
+    return after
 
 
 @member_bug(GroupMember, "items")

@@ -26,13 +26,8 @@ def plans_without_zones(original: Any) -> Any:
 
 @bug(Beating, "_record")
 def says_no_zone(original: Any) -> Any:
-    """A member's second and later heartbeats leave its zone out, so that it counts among those without one."""
-
-    def record(self: Any, look: Any, resource: Any) -> Any:
-        made = original(self, look, resource)
-        return msgspec.structs.replace(made, zone="") if self.name in look.members else made
-
-    return record
+    """A member leaves its zone out of what it says of itself, so that it counts among those without one."""
+    return lambda *arguments: msgspec.structs.replace(original(*arguments), zone="")
 
 
 @bug(zones, "targets")

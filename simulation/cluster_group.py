@@ -7,6 +7,7 @@ asynchronous steps interleave in every order that they may have.
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -18,9 +19,11 @@ from simulation.logs import listening
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
 from simulation.network_link import DIRECTIONS, Direction, Link, Roads
+from simulation.planting import Bug, planted
 from simulation.promises import BrokenPromiseError, InjectedMistakeError, check
 from simulation.world import EventLog
 from sluiceway.cluster.group_member import Change, Gained, GroupMember, define
+from sluiceway.core.group import heartbeats, member, rounds
 from sluiceway.core.group.group_records import Keys, Strategy, Token, read_group
 from sluiceway.kernel.clock import Millis
 
@@ -30,6 +33,7 @@ CALM: Millis = 26_000
 QUIET: Millis = 10_000
 """Last part of the calm time, in which only heartbeats may happen."""
 MAX_MEMBERS = 12
+LARGE = [Bug("large", "Groups of two members are large.", module, "FEW", lambda _few: 1) for module in (heartbeats, member, rounds)]
 GRACE: Millis = 2_000
 """Total time in which a member's handler must have been told of a lapse, in milliseconds."""
 
@@ -113,11 +117,19 @@ class MemberWorld:
         self.actors: list[Actor] = []
         self.names = count(1)
         self.tokens = Tokens()
+        self.is_large = seed % 3 == 2
+        """Whether two members already go by the rules of large groups."""
         self.traffic = self.random.choice([8_000, 15_000, 25_000])
         self.items = [f"i{n:02}" for n in range(self.random.choice([0, 1, 5, 12, 24]))]
         self.strategy: Strategy = self.random.choice(["rounds", "rounds", "claims"])
 
     def live(self) -> None:
+        with ExitStack() as stack:
+            for rule in LARGE if self.is_large else ():
+                stack.enter_context(planted(rule))
+            self._live()
+
+    def _live(self) -> None:
         with simulated(self.loop), listening(lambda line: self._note(line), self.loop.fail):
             self.loop.after_step = self._look
             try:

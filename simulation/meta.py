@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from simulation.network_link import Link, NoAnswerError, NotSentError
+from simulation.promises import check
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp, View
@@ -34,6 +35,8 @@ class SharedMeta:
         """The whole content."""
         self.followers: list[Callable[[View, View], None]] = []
         """Called at each commit with the view before it and the view after it."""
+        self.touched: dict[str, Stamp] = {}
+        """Stamp of the last commit that put or deleted each key."""
 
     async def commit(
         self,
@@ -44,6 +47,7 @@ class SharedMeta:
         hint: bool = True,
     ) -> Stamp:
         stamp = await self.store.commit(checks, unchanged, puts, deletes)
+        self.touched.update(dict.fromkeys([*puts, *deletes], stamp))
         before, self.view = self.view, await self.store.read(prefixes=[""])
         for follow in self.followers:
             follow(before, self.view)
@@ -51,6 +55,15 @@ class SharedMeta:
             if subscriber.link is not self.without_hints and any(key.startswith(subscriber.prefix) for key in (*puts, *deletes)):
                 subscriber.link.hint(subscriber.bell.set)
         return stamp
+
+    async def refresh(self, view: View, prefix: str) -> View:
+        """Return the view as it is by now, from what has changed since. Raises BrokenPromiseError if that is not what is stored."""
+        now = await self.store.read(prefixes=[prefix])
+        changed = [key for key, stamp in self.touched.items() if stamp > view.stamp and key.startswith(prefix)]
+        entries = [(key, now.entries.get(key)) for key in changed]
+        fresh = view.after(now.stamp, [(key, entry and entry.value, entry.stamp if entry else now.stamp) for key, entry in entries])
+        check(fresh == now, f"a refreshed view of {prefix} is not what is stored")
+        return fresh
 
 
 class SimMetaStore:
@@ -67,6 +80,13 @@ class SimMetaStore:
             raise StoreUnavailableError("meta store: no answer") from error
         # Sorted, as in a real store. The order of writing may depend on the iteration order of a set.
         return View(view.stamp, dict(sorted(view.entries.items())))
+
+    async def refresh(self, view: View, prefix: str) -> View:
+        try:
+            fresh = await self._link.call(lambda: self._shared.refresh(view, prefix), PATIENCE)
+        except (NotSentError, NoAnswerError) as error:
+            raise StoreUnavailableError("meta store: no answer") from error
+        return View(fresh.stamp, dict(sorted(fresh.entries.items())))
 
     async def commit(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,8 +149,28 @@ def test_a_plot_has_the_shape_that_is_expected(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "growth-waiters.svg").read_text()[:1_000]
 
 
-ROUND = model.Store("round", 0.001, 0.0001, 0.0002, 0.0001, 0.000001, 0.0003, 0.000002, 0.00005, 0.0001, serial=True, asks_at_hints=True)
+ROUND = model.Store(
+    "round",
+    commit=0.001,
+    commit_cpu=0.0001,
+    commit_here=0.0002,
+    look_cpu=0.0001,
+    look_cpu_each=0.000001,
+    look_here=0.0003,
+    look_here_each=0.000002,
+    ask_cpu=0.00005,
+    ask_here=0.0001,
+    refresh_cpu=0.00008,
+    refresh_here=0.0002,
+    refresh_cpu_each=0.0000008,
+    refresh_here_each=0.0000015,
+    scan_cpu=0.0000005,
+    scan_here=0.0000001,
+    serial=True,
+    asks_at_hints=True,
+)
 """Constants that are easy to calculate with."""
+BEFORE = model.VARIANTS["before: looks that read everything"]
 
 
 def test_the_model_counts_what_a_cluster_asks_of_its_meta_store() -> None:
@@ -160,10 +181,14 @@ def test_the_model_counts_what_a_cluster_asks_of_its_meta_store() -> None:
     reports = 1 / 15
     assert at.asks == pytest.approx(430 + reports)
     assert at.commit_line == pytest.approx(0.02)
-    assert at.meta_cores == pytest.approx(20 * 0.0001 + 200 * (0.0001 + 10 * 0.000001) + (430 + reports) * 0.00005)
-    assert at.look_share == pytest.approx((20 * 0.0002 + 200 * (0.0003 + 10 * 0.000002) + (430 + reports) * 0.0001) / 10)
-    # A hundred are not told of beats, and look after each of their own.
+    # One of the ten has changed since the look before.
+    look_cpu, look_here = 0.00008 + 0.0000008 + 10 * 0.0000005, 0.0002 + 0.0000015 + 10 * 0.0000001
+    assert at.meta_cores == pytest.approx(20 * 0.0001 + 200 * look_cpu + (430 + reports) * 0.00005)
+    assert at.look_share == pytest.approx((20 * 0.0002 + 200 * look_here + (430 + reports) * 0.0001) / 10)
+    assert at.megabytes == pytest.approx((200 * 75 + 34_000 * reports) / 1e6)
+    # A hundred are not told of beats, and look once for each of their own; before, twice.
     assert model.cost(ROUND, model.Setting(100, beat=0.5)).looks == 100 * 2
+    assert model.cost(ROUND, replace(BEFORE, instances=100)).looks == 100 * 4
     assert model.cost(ROUND, model.Setting(100)).asks == pytest.approx(100 * 3 + reports)
     # Each asks nine others once a second, and nine ask it. A third of the calls is on leased items; one in ten meets the owner by chance.
     assert at.polls == 18
@@ -171,15 +196,25 @@ def test_the_model_counts_what_a_cluster_asks_of_its_meta_store() -> None:
     assert at.breaks == ""
 
 
+def test_looks_that_read_everything_grow_with_the_partitions() -> None:
+    few, many = (model.cost(ROUND, model.Setting(100, partitions)).megabytes for partitions in (1_000, 10_000))
+    assert many - few == pytest.approx(9_000 * 34 / 15 / 1e6)
+    few, many = (model.cost(ROUND, replace(BEFORE, instances=100, partitions=partitions)).megabytes for partitions in (1_000, 10_000))
+    assert many - few > 400 * 9_000 * 49 / 1e6
+
+
 def test_the_model_says_where_it_breaks() -> None:
     most = model.most(ROUND, model.Setting(10))
     assert 200 < most < 1_000
     assert model.cost(ROUND, model.Setting(most)).breaks == ""
-    assert model.cost(ROUND, model.Setting(most + 1)).breaks
-    assert model.cost(ROUND, model.Setting(1_001)).breaks.startswith("1000 members are the limit; commits wait for one another")
+    assert "commits wait for one another" in model.cost(ROUND, model.Setting(1_000)).breaks
+    assert "1000 members are the limit" in model.cost(ROUND, model.Setting(1_001)).breaks
+    assert "the plan does not fit" in model.cost(ROUND, replace(BEFORE, partitions=100_000)).breaks
+    assert "the plan does not fit" not in model.cost(ROUND, model.Setting(10, 100_000)).breaks
+    assert "the plan does not fit" in model.cost(ROUND, model.Setting(10, 120_000)).breaks
     # Without a pace, looks grow with the square of the members, so twice the beat is less than twice the members.
-    before = model.most(ROUND, model.Setting(10, quiet=False, told_what=False))
-    longer = model.most(ROUND, model.Setting(10, quiet=False, told_what=False, beat=1.0))
+    before = model.most(ROUND, model.Setting(10, quiet=False, told_what=False, delta=False))
+    longer = model.most(ROUND, model.Setting(10, quiet=False, told_what=False, delta=False, beat=1.0))
     assert before < longer < 2 * before
     # With it, the line of commits is what is left.
     assert longer < most <= 0.5 / ROUND.commit
@@ -194,7 +229,7 @@ def test_the_model_shows_a_table_of_the_kept_constants(tmp_path: Path, capsys: p
     shown = capsys.readouterr().out
     assert "**PostgreSQL**" in shown
     assert "**etcd**" in shown
-    assert sum(line.split(" | ")[1:2] == ["1,000"] for line in shown.splitlines()) == 2 * len(model.VARIANTS)
+    assert sum(line.split(" | ")[1:3] == ["1,000", "100,000"] for line in shown.splitlines()) == 2 * len(model.VARIANTS)
 
 
 def test_the_page_has_the_table_of_the_kept_constants(tmp_path: Path) -> None:

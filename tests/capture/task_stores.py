@@ -99,6 +99,9 @@ class Watched:
         await self.before("read")
         return await self._store.read(keys, prefixes)
 
+    async def refresh(self, view: View, prefix: str) -> View:
+        return await self.read(prefixes=[prefix])
+
     async def commit(
         self,
         checks: Mapping[str, Stamp | None] | None = None,

@@ -64,6 +64,9 @@ class Meta:
         await self.on_read([*keys, *prefixes])
         return await self._store.read(keys, prefixes)
 
+    async def refresh(self, view: View, prefix: str) -> View:
+        return await self.read(prefixes=[prefix])
+
     async def commit(
         self,
         checks: Mapping[str, Stamp | None] | None = None,

@@ -12,7 +12,7 @@ from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.cluster import compatibility_level, ownership
 from sluiceway.cluster.compatibility_level import begin_level
 from sluiceway.cluster.ownership import GRANT, KEYS, take_grant
-from sluiceway.core.group.group_records import GroupView, Keys, Level, MemberRecord, Resource
+from sluiceway.core.group.group_records import GroupView, Keys, Level, MemberRecord, Resource, decode_member
 from sluiceway.core.group.levels import admits, next_step, understood
 from sluiceway.core.group.member import Member
 from sluiceway.instance import upgrades
@@ -94,7 +94,7 @@ def test_a_member_joins_by_a_commit_that_checks_the_level() -> None:
     writes = Member(keys, "m", levels=Levels(1, 2), release="9.9").look(seen).writes
     assert writes is not None
     assert writes.checks == {keys.member("m"): None, keys.level: 5}
-    record = msgspec.json.decode(writes.puts[keys.member("m")], type=MemberRecord)
+    record = decode_member(writes.puts[keys.member("m")], writes.puts[keys.about("m")])
     assert (record.levels, record.release) == (Levels(1, 2), "9.9")
     assert Member(keys, "m", levels=Levels(2, 3)).look(seen).writes is None
 

@@ -140,7 +140,7 @@ def test_a_member_whose_record_may_yet_go_serves_nothing() -> None:
     rig.members["a"].leave()
     going = rig.look("a")
     assert going.writes is not None
-    assert going.writes.deletes == [KEYS.member("a"), KEYS.load("a")]
+    assert going.writes.deletes == KEYS.all_of("a")
     assert rig.store.commit(marking)
     rig.go_on("b", rounds=5)
     assert "a" in rig.plan().owners

@@ -72,6 +72,7 @@ KNOWN = {
     "moves_a_queue_for_no_reason": 16,
     "spreads_anew_in_each_round": 37,
     "bounds_each_round_alone": 47,
+    "says_no_zone": 37,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Mapping
 
 import msgspec
 import pytest
 
+from simulation.group import ModelStore
 from sluiceway.cluster.group_member import Change
-from sluiceway.core.group.group_records import GroupView, Keys, MemberRecord, Resource, Round, Strategy, owners, read_group
+from sluiceway.core.group.group_records import (
+    GroupReader,
+    GroupView,
+    Keys,
+    MemberRecord,
+    Resource,
+    Round,
+    Strategy,
+    Writes,
+    owners,
+    put_member,
+    read_group,
+)
 from sluiceway.core.group.heartbeats import Beating
 from sluiceway.core.group.item_placement import place, remove
 from sluiceway.core.group.member import Member
 from sluiceway.group import GroupMember, MetaStore, define
+from sluiceway.kernel.compatibility import Levels
 from sluiceway.model.meta import View
 from sluiceway.ports.meta_store import Stamp
 from tests.group.test_group_member import ITEMS, QUICK, Notes, group_of, until
@@ -163,7 +178,7 @@ def test_who_has_marked_itself_in_an_open_round_stays_until_it_is_sealed_without
     member.leave()
     # It says that it is leaving, so that the seal leaves it out.
     assert writes(0, frozenset({"here", "another"})) == ([], True)
-    assert writes(1, frozenset()) == ([KEYS.member("here"), KEYS.load("here")], False)
+    assert writes(1, frozenset()) == (KEYS.all_of("here"), False)
 
 
 def test_a_member_that_says_nothing_any_more_is_late_long_before_it_is_given_up() -> None:
@@ -193,3 +208,48 @@ def test_after_a_restore_tokens_are_greater_than_any_before() -> None:
             assert {token.era for token in group.told().values()} == {restored.era}
 
     asyncio.run(story())
+
+
+def test_a_member_is_read_from_one_record_of_before_or_from_two() -> None:
+    whole = MemberRecord(
+        beat=7,
+        lease_timeout=2,
+        applied=3,
+        era=4,
+        leaving=True,
+        address="http://a",
+        joined_at=5,
+        levels=Levels(11, 12),
+        release="1",
+        zone="z",
+    )
+    store = ModelStore()
+    reader = GroupReader(KEYS)
+
+    def members() -> Mapping[str, MemberRecord]:
+        return reader.read(store.read(), 0).members
+
+    before = Writes()
+    before.put(KEYS.member("before"), whole)
+    assert store.commit(before)
+    joins = Writes()
+    put_member(joins, KEYS, "now", whole, joins=True)
+    assert joins.puts.keys() == {KEYS.member("now"), KEYS.about("now")}
+    assert len(joins.puts[KEYS.member("now")]) < 24
+    assert store.commit(joins)
+    assert members() == {"before": whole, "now": whole}
+    beats = Writes()
+    later = msgspec.structs.replace(whole, beat=8, leaving=False)
+    put_member(beats, KEYS, "now", later, joins=False)
+    assert beats.puts.keys() == {KEYS.member("now")}
+    assert store.commit(beats)
+    assert members() == {"before": whole, "now": later}
+    # It comes back with another address.
+    again = Writes()
+    moved = msgspec.structs.replace(later, address="http://b")
+    put_member(again, KEYS, "now", moved, joins=True)
+    assert store.commit(again)
+    assert members()["now"] == moved
+    assert store.commit(Writes(deletes=KEYS.all_of("now")))
+    assert members() == {"before": whole}
+    assert store.read().entries.keys() == {KEYS.member("before")}

@@ -172,6 +172,9 @@ class Hanging:
         await self.answers.wait()
         return await self._store.read(keys, prefixes)
 
+    async def refresh(self, view: View, prefix: str) -> View:
+        return await self.read(prefixes=[prefix])
+
 
 def test_a_member_whose_store_hangs_is_told_that_it_has_lost_everything() -> None:
     async def story() -> None:

@@ -79,6 +79,9 @@ class Meta:
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
         return await self._store.read(keys, prefixes)
 
+    async def refresh(self, view: View, prefix: str) -> View:
+        return await self.read(prefixes=[prefix])
+
     async def commit(
         self,
         checks: Mapping[str, Stamp | None] | None = None,

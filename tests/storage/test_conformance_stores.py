@@ -132,6 +132,8 @@ class TestMemoryMetaStore(MetaStoreSuite):
 
 
 class TestBucketMetaStore(MetaStoreSuite):
+    fetches_changes = False
+
     @pytest.fixture
     def open_store(self) -> OpenStore[MetaStore]:
         bucket = obstore.store.MemoryStore()
@@ -145,6 +147,8 @@ class TestBucketMetaStore(MetaStoreSuite):
 class TestBucketMetaStoreInS3(MetaStoreSuite):
     """In moto's server."""
 
+    fetches_changes = False
+
     @pytest.fixture
     def open_store(self, s3: MotoServer, request: pytest.FixtureRequest) -> OpenStore[MetaStore]:
         bucket = s3.bucket(prefix=request.node.name)
@@ -157,6 +161,8 @@ class TestBucketMetaStoreInS3(MetaStoreSuite):
 
 @pytest.mark.slow
 class TestBucketMetaStoreInVersity(MetaStoreSuite):
+    fetches_changes = False
+
     @pytest.fixture
     def open_store(self, versity: VersityServer, request: pytest.FixtureRequest) -> OpenStore[MetaStore]:
         async def open_store() -> MetaStore:
@@ -167,6 +173,8 @@ class TestBucketMetaStoreInVersity(MetaStoreSuite):
 
 @pytest.mark.slow
 class TestBucketMetaStoreInAzurite(MetaStoreSuite):
+    fetches_changes = False
+
     @pytest.fixture
     def open_store(self, azurite: AzuriteServer, request: pytest.FixtureRequest) -> OpenStore[MetaStore]:
         async def open_store() -> MetaStore:
@@ -177,6 +185,8 @@ class TestBucketMetaStoreInAzurite(MetaStoreSuite):
 
 @pytest.mark.slow
 class TestBucketMetaStoreInGcs(MetaStoreSuite):
+    fetches_changes = False
+
     @pytest.fixture
     def open_store(self, gcs: FakeGcsServer, request: pytest.FixtureRequest) -> OpenStore[MetaStore]:
         async def open_store() -> MetaStore:

@@ -17,7 +17,7 @@ from sluiceway.adapters.meta.etcd import MAX_AT_ONCE, MAX_OPS, TRACE_BYTES, Etcd
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.group import open_meta_store
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, ConflictError, Entry, MetaStore, Stamp, View
+from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, NOTHING, ConflictError, Entry, MetaStore, Stamp, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import Opened, OpenStore, driven
 from sluiceway.testing.meta_store_suite import MetaStoreSuite, check_visible_in_order, next_hint
@@ -213,6 +213,29 @@ async def test_a_delete_is_noticed_however_long_the_key_and_the_prefix_are(open_
 
 
 @driven
+async def test_a_refresh_knows_no_long_deleted_key_and_none_of_long_ago(
+    open_store: OpenStore[MetaStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "q/" + "x" * TRACE_BYTES
+    async with Opened(open_store) as store:
+        await store.commit(puts={"q/large": bytes(20_000), "q/a": b"", "q/b": b"", long + "1": b"", long + "2": b""})
+        view = await store.refresh(NOTHING, "q/")
+        # Both have the same trace.
+        await store.commit(deletes=[long + "2"])
+        assert (await store.refresh(view, "q/")).entries.keys() == {"q/large", "q/a", "q/b", long + "1"}
+        monkeypatch.setattr(etcd, "HISTORY", 10)
+        monkeypatch.setattr("sluiceway.adapters.meta.commit.HISTORY", 10)
+        view = await store.refresh(view, "q/")
+        await store.commit(deletes=["q/a"])
+        for _ in range(40):
+            await store.commit(puts={"q/b": b"1"})
+        assert isinstance(store, EtcdMetaStore)
+        assert store._forgetting is not None
+        await store._forgetting
+        assert await store.refresh(view, "q/") == await store.read(prefixes=["q/"])
+
+
+@driven
 async def test_traces_go_once_nobody_relies_on_them(
     server: EtcdServer, name: str, open_store: OpenStore[MetaStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,8 +382,8 @@ class Between:
     def __init__(self, store: EtcdMetaStore, act: Callable[[], Awaitable[object]]) -> None:
         self.done = False
         self._act = act
-        self._read = store._read
-        store._read = self._act_and_read  # type: ignore[method-assign, assignment]
+        self._read = store._read_at
+        store._read_at = self._act_and_read  # type: ignore[method-assign, assignment]
 
     async def _act_and_read(self, *args: Any) -> Any:
         if not self.done:
@@ -404,6 +427,7 @@ class Heard:
         self.anything = asyncio.Event()
         self.canceled = 0
         self.streams = 0
+        self.events = 0
         self._lines = store._etcd.lines
         store._etcd.lines = self._listen  # type: ignore[assignment,method-assign]
 
@@ -412,6 +436,7 @@ class Heard:
         async for streamed in self._lines(*args):
             self.anything.set()
             self.canceled += streamed.result.canceled
+            self.events += len(streamed.result.events)
             yield streamed
 
 
@@ -453,6 +478,23 @@ async def test_a_quiet_store_s_watch_is_not_ended_by_what_others_write(server: E
     assert await waiting >= stamp
     assert not heard.canceled
     await store.close()
+
+
+@driven
+async def test_a_watch_is_sent_only_what_is_to_be_told(server: EtcdServer, name: str) -> None:
+    store, other = (EtcdMetaStore(server.url(name), poll_interval=86_400_000) for _ in range(2))
+    stamp = await store.commit(puts={"q/a": b"1"})
+    heard, watching = Heard(store), store.watch("q/")
+    waiting = asyncio.create_task(next_hint(watching, stamp + 1))
+    await heard.anything.wait()
+    for number in range(10):
+        await other.commit(puts={"q/a": b"%d" % number}, hint=False)
+    assert await other.commit(puts={"r/a": b"1"})
+    last = await other.commit(deletes=["q/a"])
+    assert await waiting == last
+    assert heard.events == 2
+    await store.close()
+    await other.close()
 
 
 @driven

@@ -11,8 +11,8 @@ import pytest
 from sluiceway.adapters.meta import postgres
 from sluiceway.adapters.meta.commit import HISTORY
 from sluiceway.adapters.meta.postgres import PostgresMetaStore
-from sluiceway.adapters.meta.watches import Watches
-from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
+from sluiceway.adapters.meta.watches import Watches, changed_by, hint_of
+from sluiceway.ports.meta_store import NOTHING, ConflictError, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import Opened, OpenStore, driven
 from sluiceway.testing.meta_store_suite import MetaStoreSuite, next_hint
@@ -126,12 +126,14 @@ async def test_a_deleted_key_is_forgotten_in_the_end(open_store: OpenStore[MetaS
     assert HISTORY > 5
     async with Opened(open_store) as store:
         first = await store.commit(puts={"a": b"1"})
+        view = await store.refresh(NOTHING, "a")
         for _ in range(10):
             await store.commit(puts={"b": b"1"})
             await store.commit(deletes=["a", "b"])
         # Whatever is not known any more has changed.
         with pytest.raises(ConflictError):
             await store.commit(unchanged={"zzz": first})
+        assert await store.refresh(view, "a") == await store.read(prefixes=["a"])
 
 
 @driven
@@ -189,12 +191,12 @@ async def test_a_commit_of_a_process_that_is_away_holds_up_nobody(server: Postgr
         await other.close()
 
 
-def test_a_notification_says_what_has_changed() -> None:
-    told = postgres._told(["group/g/member/a", "group/g/plan", "queue/orders", "grant"])
-    assert postgres._heard(told) == ["grant", "group/g", "queue/orders"]
+def test_a_hint_says_what_has_changed() -> None:
+    hint = hint_of(["group/g/member/a", "group/g/plan", "queue/orders", "grant"])
+    assert changed_by(hint) == ["grant", "group/g", "queue/orders"]
     # By an earlier release, by anybody else, and of more than fits: it may be anything.
-    for alien in ("", "[1]", "{}", "x", postgres._told([f"queue/{number}" for number in range(1_000)])):
-        assert postgres._heard(alien) == [""]
+    for alien in ("", "[1]", "{}", "x", hint_of([f"queue/{number}" for number in range(1_000)])):
+        assert changed_by(alien) == [""]
 
 
 @driven

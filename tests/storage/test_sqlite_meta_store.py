@@ -15,7 +15,7 @@ import pytest
 from sluiceway.adapters.meta.commit import HISTORY
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import MIGRATIONS, SqliteMetaStore
-from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, View
+from sluiceway.ports.meta_store import NOTHING, ConflictError, MetaStore, MetaUnknownError, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import Opened, driven
 from sluiceway.testing.meta_store_suite import check_visible_in_order, next_hint
@@ -140,10 +140,12 @@ async def test_a_store_opened_again_has_everything(tmp_path: Path) -> None:
 
 async def check_forgetting(store: MetaStore, let_pass: Callable[[int], Awaitable[None]]) -> None:
     before = await store.commit(puts={"q/a": b"1", "q/b": b"1", "z": b"1"})
+    view = await store.refresh(NOTHING, "q/")
     deleted = await store.commit(deletes=["q/a"])
     await let_pass(HISTORY - 2)
     # The last moment at which the trace of q/a is owed to one who read `before`; a delete is when old traces go.
     assert await store.commit(deletes=["z"]) == before + HISTORY
+    assert (await store.refresh(view, "q/")).entries.keys() == {"q/b"}
     for prefix in ("q/", "q/a"):
         with pytest.raises(ConflictError):
             await store.commit(unchanged={prefix: before})
@@ -154,6 +156,7 @@ async def check_forgetting(store: MetaStore, let_pass: Callable[[int], Awaitable
         with pytest.raises(ConflictError):
             await store.commit(unchanged={prefix: last - 1})
     assert await store.commit(unchanged={"q/": (await store.read()).stamp}, deletes=["q/b"]) > last
+    assert (await store.refresh(view, "q/")).entries == {}
 
 
 @driven

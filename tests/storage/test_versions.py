@@ -18,7 +18,20 @@ from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
 from sluiceway.contract.queue_stats import COUNTERS
-from sluiceway.core.group.group_records import Claim, Level, LoadReport, MemberRecord, Parameters, Pin, Plan, Resource, Round, SealedRound
+from sluiceway.core.group.group_records import (
+    About,
+    Beat,
+    Claim,
+    Level,
+    LoadReport,
+    MemberRecord,
+    Parameters,
+    Pin,
+    Plan,
+    Resource,
+    Round,
+    SealedRound,
+)
 from sluiceway.core.group.packed_items import PackedNames, PackedOwners
 from sluiceway.core.partition.bundle_ledger import LedgerRecord
 from sluiceway.core.partition.idempotency_keys import KeyRecord, KeyResult
@@ -157,6 +170,8 @@ PINNED: dict[type[msgspec.Struct], str] = {
     Resource: "items parameters strategy era version limits load_moves pins",
     Parameters: "settle_timeout round_interval heartbeat_interval beat_interval lease_timeout member_timeout",
     MemberRecord: "beat lease_timeout applied era leaving address joined_at levels release zone",
+    Beat: "beat lease_timeout applied era leaving",
+    About: "address joined_at levels release zone",
     Level: "level rising_to",
     Round: "number sealed trigger participants moved kept swaps",
     Plan: "round era resource_version owners waits swapped",

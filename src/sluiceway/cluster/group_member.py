@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from sluiceway.adapters import system
@@ -20,6 +21,7 @@ from sluiceway.core.group.group_records import (
     Strategy,
     Token,
     Writes,
+    decode_member,
     is_full,
 )
 from sluiceway.core.group.item_placement import begin
@@ -29,7 +31,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.compatibility import Levels
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.names import check_queue_name, check_text, check_zone
-from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
+from sluiceway.ports.meta_store import NOTHING, ConflictError, Entry, MetaStore, MetaUnknownError, Stamp, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 log = logging.getLogger(__name__)
@@ -207,18 +209,20 @@ class GroupMember:
 
     async def _run(self) -> None:
         hints = asyncio.create_task(self._hear())
+        known: GroupView | None = None
         try:
             while True:
+                look, known = None if self._changed.is_set() else known, None
                 self._changed.clear()
                 try:
-                    decision = await self._look()
+                    decision = self._decide(look or await self._look())
                     await self._serve(decision.owned, decision.lease_deadline)
                     self._carried_out()
                     self._expect(decision.expected)
                     if decision.left:
                         return
                     if decision.writes is not None:
-                        await self._commit(decision.writes)
+                        known = await self._commit(decision.writes)
                         continue
                     wait = decision.wake_at - system.steady()
                 except StoreUnavailableError as error:
@@ -248,9 +252,11 @@ class GroupMember:
             heard_at = system.steady()
             self._changed.set()
 
-    async def _look(self) -> Decision:
-        view = await self._store.read(prefixes=[self._keys.prefix])
-        look = self._reader.read(view, system.steady(), system.now())
+    async def _look(self) -> GroupView:
+        view = await self._store.refresh(NOTHING if self.look is None else self.look.view, self._keys.prefix)
+        return self._reader.read(view, system.steady(), system.now())
+
+    def _decide(self, look: GroupView) -> Decision:
         outside = None if self.name in look.members else self._kept_out_by(look)
         if outside is not None and outside != self._outside:
             log.warning("group %s: %s waits outside, since %s", self._keys.group, self.name, outside)
@@ -276,14 +282,31 @@ class GroupMember:
             except Exception:
                 log.exception("group %s: a callback of the group failed", self._keys.group)
 
-    async def _commit(self, writes: Writes) -> None:
-        """Commit. A conflict is no error: the next look shows the outcome. Raises StoreUnavailableError for an unknown outcome."""
+    async def _commit(self, writes: Writes) -> GroupView | None:
+        """Commit. Returns the look that follows, if it is known: the next one shows the outcome otherwise, also of a conflict, which is no
+        error. Raises StoreUnavailableError for an unknown outcome."""
         try:
-            await self._store.commit(writes.checks, writes.unchanged, writes.puts, writes.deletes, hint=writes.hint)
+            stamp = await self._store.commit(writes.checks, writes.unchanged, writes.puts, writes.deletes, hint=writes.hint)
         except ConflictError:
-            pass
+            return None
         except MetaUnknownError as error:
             raise StoreUnavailableError(str(error)) from error
+        return self._after_beat(writes, stamp)
+
+    def _after_beat(self, writes: Writes, stamp: Stamp) -> GroupView | None:
+        """The last look with this member's own beat in it, if that is all that was committed: to see that it is recorded needs no look.
+
+        Only in large groups, as in small ones all look at each beat; and not if the commit took as long as its lease may have. The view
+        keeps its stamp: what others have committed since is not in it, and the next look fetches it.
+        """
+        look, key = self.look, self._keys.member(self.name)
+        if look is None or writes.hint or writes.deletes or not writes.puts.keys() <= {key, self._keys.load(self.name)}:
+            return None
+        if look.resource is None or system.steady() - look.seen_at > look.resource.parameters.beat_interval:
+            return None
+        record = decode_member(writes.puts[key], look.view.entries[self._keys.about(self.name)].value)
+        view = View(look.view.stamp, {**look.view.entries, key: Entry(writes.puts[key], stamp)})
+        return replace(look, view=view, members={**look.members, self.name: record})
 
     # ---- handler ----------------------------------------------------------------------------------------------
 

@@ -357,7 +357,8 @@ def renewed(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     the former storage is gone. So is the cluster's secret, which whoever has the backup could have read: the first instance makes another.
     """
     groups = [found[1] for key in entries if (found := _RESOURCE.fullmatch(key))]
-    gone = (OPENED, _BACKENDS, MARK, CLUSTER_SECRET, *(prefix for group in groups for prefix in (Keys(group).members, Keys(group).marks)))
+    living = (prefix for group in groups for prefix in (Keys(group).members, Keys(group).abouts, Keys(group).marks))
+    gone = (OPENED, _BACKENDS, MARK, CLUSTER_SECRET, *living)
     kept = {key: entry for key, entry in entries.items() if not key.startswith(gone)}
     for group in groups:
         key = Keys(group).resource

@@ -9,7 +9,7 @@ from sluiceway.core.group.group_records import Writes
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import Stamp, View
 from sluiceway.model.queue import QueueRecord, decode_queue, encode_queue
-from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
+from sluiceway.ports.meta_store import NOTHING, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 QUEUE = "queue/"
@@ -37,6 +37,8 @@ class Catalog:
         self._learns = learns
         self._known: dict[str, Known] = {}
         self._names: dict[str, str] = {}
+        self._view = NOTHING
+        """The last view of the records."""
         self.stamp: Stamp = 0
 
     def __contains__(self, queue_name: str) -> bool:
@@ -64,11 +66,12 @@ class Catalog:
         return None if name is None else self._known[name].record
 
     async def follow(self, at_least: Stamp = 0) -> None:
-        """Read all records, unless those of that stamp have been read already. Raises `unavailable`."""
+        """Read what has changed, unless the records of that stamp have been read already. Raises `unavailable`."""
         if at_least and self.stamp >= at_least:
             return
         try:
-            self._take(await self._meta.read(prefixes=[QUEUE]))
+            self._view = view = await self._meta.refresh(self._view, QUEUE)
+            self._take(view)
         except StoreUnavailableError as error:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from sluiceway.model.meta import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, Entry, Stamp, View
+from sluiceway.model.meta import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, NOTHING, Entry, Stamp, View
 
-__all__ = ["MAX_COMMIT_BYTES", "MAX_COMMIT_KEYS", "ConflictError", "Entry", "MetaStore", "MetaUnknownError", "Stamp", "View"]
+__all__ = ["MAX_COMMIT_BYTES", "MAX_COMMIT_KEYS", "NOTHING", "ConflictError", "Entry", "MetaStore", "MetaUnknownError", "Stamp", "View"]
 
 
 class ConflictError(Exception):
@@ -23,6 +23,14 @@ class MetaStore(Protocol):
 
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
         """Return those keys, and all keys under those prefixes, as of one moment. Includes every commit that returned before the call."""
+        ...
+
+    async def refresh(self, view: View, prefix: str) -> View:
+        """Return what `read` of this prefix would. `view`: what an earlier `refresh` or `read` of exactly this prefix at the same store
+        returned; NOTHING: there was none.
+
+        Where it pays, only what has changed since is fetched. A store that no longer knows that reads everything.
+        """
         ...
 
     async def commit(

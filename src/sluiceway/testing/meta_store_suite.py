@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from random import Random
 
 import pytest
 
-from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, ConflictError, Entry, MetaStore, Stamp, View
+from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, NOTHING, ConflictError, Entry, MetaStore, Stamp, View
 from sluiceway.testing.drive import Opened, OpenStore, driven, with_store
 
 PREFIXES = ["q/", "%", "_", "a%", "a_", "\\", "é", "e", "\ud7ff", "\U0010ffff", "ab", "AB", "'", "a\x7f", "*", "["]
@@ -32,6 +33,9 @@ async def next_hint(watching: AsyncIterator[Stamp], at_least: Stamp) -> Stamp:
 
 class MetaStoreSuite:
     """Conformance suite. Its fixture `open_store` returns an async function without arguments that opens a store on the test's data."""
+
+    fetches_changes = True
+    """Whether `refresh` of a large view fetches only what has changed."""
 
     # Reading and writing
 
@@ -85,6 +89,59 @@ class MetaStoreSuite:
             with pytest.raises(ConflictError):
                 await one.commit(checks={"a": first}, puts={"a": b"3"})
             assert (await one.read(["a"])).entries == {"a": Entry(b"2", second)}
+
+    # Refreshing
+
+    @with_store
+    async def test_a_refreshed_view_is_what_a_read_returns(self, store: MetaStore) -> None:
+        """Three readers of different ages, at prefixes that overlap, while keys come, change and go."""
+        random = Random(7)
+        ages, prefixes = (1, 3, 17), ("q/", "q/a", "q")
+        views = {(age, prefix): NOTHING for age in ages for prefix in prefixes}
+        keys = ["q", "q/", *(f"q/{first}{last}" for first in "ab" for last in "123"), "q0", "r"]
+        # Large, so that reading all of them again does not pay.
+        await store.commit(puts={f"q/{number}": bytes(5_000) for number in range(4)})
+        for step in range(60):
+            some = random.sample(keys, 3)
+            await store.commit(puts={some[0]: b"%d" % step, some[1]: b""}, deletes=some[2:])
+            for age, prefix in views:
+                if step % age == 0:
+                    view = views[age, prefix] = await store.refresh(views[age, prefix], prefix)
+                    assert view == await store.read(prefixes=[prefix])
+
+    @with_store
+    async def test_a_refresh_fetches_only_what_has_changed(self, store: MetaStore) -> None:
+        if not self.fetches_changes:
+            pytest.skip("this store reads everything again")
+        await store.commit(puts={f"q/{number}": bytes(5_000) for number in range(8)})
+        view = await store.refresh(NOTHING, "q/")
+        assert await store.refresh(view, "q/") == view
+        stamp = await store.commit(puts={"q/1": b"new", "q/9": b"9", "r": b""}, deletes=["q/2"])
+        after = await store.refresh(view, "q/")
+        assert after.stamp == stamp
+        assert after.entries.keys() - view.entries.keys() == {"q/9"}
+        assert view.entries.keys() - after.entries.keys() == {"q/2"}
+        same = {key for key in after.entries if after.entries[key] is view.entries.get(key)}
+        assert same == {f"q/{number}" for number in (0, 3, 4, 5, 6, 7)}
+        assert len(view.entries) == 8, "the earlier view is as it was"
+
+    @with_store
+    async def test_a_key_deleted_and_put_again_between_two_looks_is_there(self, store: MetaStore) -> None:
+        await store.commit(puts={"q/a": bytes(20_000), "q/b": b"1"})
+        view = await store.refresh(NOTHING, "q/")
+        await store.commit(deletes=["q/b"])
+        stamp = await store.commit(puts={"q/b": b"1"})
+        assert (await store.refresh(view, "q/")).entries["q/b"] == Entry(b"1", stamp)
+        await store.commit(puts={"q/c": b"1"})
+        await store.commit(deletes=["q/c", "never"])
+        assert (await store.refresh(view, "q/")).entries.keys() == {"q/a", "q/b"}
+
+    @with_store
+    async def test_a_view_of_before_the_store_was_set_back_is_read_anew(self, store: MetaStore) -> None:
+        await store.commit(puts={"q/a": bytes(20_000)})
+        now = await store.read(prefixes=["q/"])
+        ahead = View(now.stamp + 1_000, {"q/a": Entry(bytes(20_000), 1), "q/b": Entry(b"", now.stamp + 1_000)})
+        assert await store.refresh(ahead, "q/") == now
 
     # Checks
 

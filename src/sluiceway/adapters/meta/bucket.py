@@ -170,6 +170,10 @@ class BucketMetaStore:
             found.update((key, Entry(*entry)) for key, entry in document.entries.items() if key.startswith(prefix))
         return View(document.stamp, found)
 
+    async def refresh(self, view: View, prefix: str) -> View:
+        """Read again: the object comes as a whole."""
+        return await self.read(prefixes=[prefix])
+
     async def _read(self) -> _Known:
         """Read the object as it is now. Those who ask at the same moment share a read. Raises StoreUnavailableError."""
         if self._reading is None:

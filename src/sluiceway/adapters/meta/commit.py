@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, Stamp
+from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, NOTHING, Stamp, View
 
 HISTORY = 10_000
 """Commits for which a deleted key leaves a trace. Questions about older stamps get the safe answer *it has changed*."""
@@ -25,3 +25,11 @@ def check_commit(puts: Mapping[str, bytes], deletes: Sequence[str]) -> None:
 def forgotten(since: Stamp, now: Stamp) -> bool:
     """Whether deletes later than `since` may have lost their trace by the stamp `now`."""
     return since < now - HISTORY
+
+
+def known_at(view: View, now: Stamp) -> View:
+    """The view, if a store whose stamp is `now` still has all changes since; otherwise NOTHING, since when all that it holds has changed.
+
+    A stamp that is ahead of the store's is of before it was restored from a backup.
+    """
+    return NOTHING if view.stamp > now or forgotten(view.stamp, now) else view

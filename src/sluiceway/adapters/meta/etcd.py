@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.adapters.meta.commit import HISTORY, check_commit
+from sluiceway.adapters.meta.commit import HISTORY, check_commit, known_at
 from sluiceway.adapters.meta.etcd_gateway import OUT_OF_RANGE, EtcdError, EtcdGateway, parse_address
+from sluiceway.adapters.meta.watches import changed_by, concerns, hint_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
 from sluiceway.ports.partition_store import StoreUnavailableError
@@ -31,6 +32,8 @@ MAX_FORGOTTEN = 50
 """Traces removed per transaction."""
 MAX_AT_ONCE = 8
 """Keys and prefixes of a view requested concurrently."""
+SMALL = 16 << 10
+"""Bytes of values up to which a view is read whole: the changes since take a call more."""
 
 Message = dict[str, object]
 
@@ -88,11 +91,13 @@ class EtcdMetaStore:
     the newest stamp. etcd cannot compare revisions of deleted keys, so a delete leaves a trace; a trace lives for one to two times HISTORY
     commits, and a question about anything older is answered as *changed*. Deleting a missing key counts as a change.
 
-    A view takes one call for the head and one for each key and prefix, all at etcd's revision of the first.
+    A view takes one call for the head and one for each key and prefix, all at etcd's revision of the first. What has changed since a view
+    takes one for the head, one for the entries and one for the traces.
 
     A call is given `request_timeout` at each of the endpoints. Any fault during a commit is a MetaUnknownError, during a read a
-    StoreUnavailableError. `watch` follows etcd's own watch, and renews it after `poll_interval` of silence. Raises `invalid_request` for a
-    bad URL. Use from one event loop.
+    StoreUnavailableError. A commit with a hint also puts the key `hint`, whose value says what has changed: `watch` follows that key by
+    etcd's own watch, so other commits are sent to no watcher. It renews the watch after `poll_interval` of silence. Raises
+    `invalid_request` for a bad URL. Use from one event loop.
     """
 
     def __init__(self, url: str, *, request_timeout: Millis = 5_000, poll_interval: Millis = 2_000) -> None:
@@ -102,7 +107,7 @@ class EtcdMetaStore:
         self._poll_interval = poll_interval
         base = address.name.encode()
         self._head, self._layout, self._history = base + b"/head", base + b"/layout", base + b"/history"
-        self._probe = base + b"/probe"
+        self._probe, self._hint = base + b"/probe", base + b"/hint"
         self._entries, self._traces = base + b"/entry/", base + b"/trace/"
         self._prepared = False
         self._seen: Stamp = 0
@@ -111,25 +116,45 @@ class EtcdMetaStore:
 
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
         spans = [*(_only(self._entries + key.encode()) for key in keys), *map(self._under, prefixes)]
-        while True:
-            stamp, revision = await self._newest()
-            try:
-                found = await self._read(spans, revision)
-                break
-            except EtcdError as error:
-                # Compacted meanwhile.
-                if error.code != OUT_OF_RANGE:
-                    raise
-        self._seen = max(self._seen, stamp)
+        stamp, found = await self._read(spans)
         cut = len(self._entries)
         return View(stamp, {entry.key[cut:].decode(): Entry(entry.value, entry.mod_revision) for entry in found})
+
+    async def refresh(self, view: View, prefix: str) -> View:
+        if sum(len(entry.value) for entry in view.entries.values()) < SMALL:
+            return await self.read(prefixes=[prefix])
+        since: Message = {"min_mod_revision": view.stamp + 1}
+        traced = {**_span(self._traces + prefix.encode()[:TRACE_BYTES]), "keys_only": True}
+        stamp, found = await self._read([self._under(prefix) | since, traced | since])
+        put = {entry.key.removeprefix(self._entries): entry for entry in found if entry.key.startswith(self._entries)}
+        # A deleted key that was put again is among the others.
+        gone = {trace.key.removeprefix(self._traces) for trace in found if trace.key.startswith(self._traces)} - put.keys()
+        if known_at(view, stamp) is not view or any(len(trace) == TRACE_BYTES for trace in gone):
+            # Which key a trace of that length stands for is not known.
+            return await self.read(prefixes=[prefix])
+        rows = [(key.decode(), entry.value, entry.mod_revision) for key, entry in put.items()]
+        return view.after(stamp, [*rows, *((key.decode(), None, stamp) for key in gone)])
 
     async def _newest(self) -> tuple[Stamp, Stamp]:
         """The newest stamp, and etcd's own revision at that moment."""
         answer = await self._range(_only(self._head))
         return (answer.kvs[0].mod_revision if answer.kvs else 0), answer.header.revision
 
-    async def _read(self, spans: Sequence[Message], revision: Stamp) -> list[_Value]:
+    async def _read(self, spans: Sequence[Message]) -> tuple[Stamp, list[_Value]]:
+        """What is in the spans, as of one moment, and the newest stamp then."""
+        while True:
+            stamp, revision = await self._newest()
+            try:
+                found = await self._read_at(spans, revision)
+            except EtcdError as error:
+                # Compacted meanwhile.
+                if error.code != OUT_OF_RANGE:
+                    raise
+            else:
+                self._seen = max(self._seen, stamp)
+                return stamp, found
+
+    async def _read_at(self, spans: Sequence[Message], revision: Stamp) -> list[_Value]:
         # Separate calls: etcd 3.5.0 to 3.5.6 may crash when the client of a read-only transaction disconnects.
         found: list[_Value] = []
         for start in range(0, len(spans), MAX_AT_ONCE):
@@ -150,7 +175,7 @@ class EtcdMetaStore:
         check_commit(puts, deletes)
         compares = [self._has_stamp(key, stamp) for key, stamp in checks.items()] + self._unchanged(unchanged)
         size = sum(len(key.encode()) for key in [*checks, *unchanged])
-        writes = self._writes(puts, deletes)
+        writes = self._writes(puts, deletes, hint=hint)
         try:
             if len(compares) <= MAX_OPS and size <= MAX_COMPARED_BYTES:
                 stamp = await self._write(compares, writes)
@@ -188,12 +213,14 @@ class EtcdMetaStore:
             self._forgetting = asyncio.create_task(self._forget(stamp))
         return stamp
 
-    def _writes(self, puts: Mapping[str, bytes], deletes: Sequence[str]) -> list[Message]:
+    def _writes(self, puts: Mapping[str, bytes], deletes: Sequence[str], *, hint: bool) -> list[Message]:
         gone = [key.encode() for key in deletes]
         traces = {key[:TRACE_BYTES] for key in gone}
         writes: list[Message] = [{"request_put": {"key": self._entries + key.encode(), "value": value}} for key, value in puts.items()]
         writes += [{"request_delete_range": _only(self._entries + key)} for key in gone]
         writes += [{"request_put": _only(self._traces + trace)} for trace in traces]
+        if hint:
+            writes.append({"request_put": {"key": self._hint, "value": hint_of([*puts, *deletes]).encode()}})
         if len(writes) < MAX_OPS:
             return writes
         return [{"request_txn": {"success": writes[start : start + MAX_GROUPED]}} for start in range(0, len(writes), MAX_GROUPED)]
@@ -290,21 +317,24 @@ class EtcdMetaStore:
                 if changed:
                     yield stamp
                 while not self._closed.is_set():
-                    async for stamp in self._events(prefix, since + 1):
+                    async for stamp, told in self._hints(since + 1):
                         since = stamp
-                        yield stamp
+                        if concerns(prefix, told):
+                            yield stamp
             except StoreUnavailableError:
                 # `read` reports faults; a hint may come late.
                 await system.wait(self._closed, self._poll_interval)
 
-    async def _events(self, prefix: str, start: Stamp) -> AsyncIterator[Stamp]:
-        """The stamps of all changes from `start` on, until a period of silence. Raises EtcdError, also if `start` is compacted."""
-        message = {"create_request": {**self._under(prefix), "start_revision": start}}
+    async def _hints(self, start: Stamp) -> AsyncIterator[tuple[Stamp, list[str]]]:
+        """The stamps of commits from `start` on that are told to watchers, each with what has changed, until a period of silence. Raises
+        EtcdError, also if `start` is compacted."""
+        message = {"create_request": {**_only(self._hint), "start_revision": start}}
         async for streamed in self._etcd.lines("/v3/watch", message, _Streamed, self._poll_interval):
             if streamed.result.canceled:
                 raise EtcdError("etcd ended a watch")
-            if streamed.result.events:
-                yield streamed.result.events[-1].kv.mod_revision
+            if events := streamed.result.events:
+                changed = {each for event in events for each in changed_by(event.kv.value.decode())}
+                yield events[-1].kv.mod_revision, sorted(changed)
 
     async def close(self) -> None:
         self._closed.set()

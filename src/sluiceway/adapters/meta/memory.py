@@ -27,6 +27,10 @@ class MemoryMetaStore:
             found.update((key, entry) for key, entry in self._entries.items() if key.startswith(prefix))
         return View(self._stamp, found)
 
+    async def refresh(self, view: View, prefix: str) -> View:
+        """Read again: nothing is copied."""
+        return await self.read(prefixes=[prefix])
+
     async def commit(
         self,
         checks: Mapping[str, Stamp | None] | None = None,

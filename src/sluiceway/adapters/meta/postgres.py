@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import LiteralString
 
 import psycopg
 from psycopg import sql
 
-from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
-from sluiceway.adapters.meta.watches import Watches
+from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten, known_at
+from sluiceway.adapters.meta.watches import Watches, changed_by, hint_of
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
 from sluiceway.adapters.storage.postgres_schema import Schema
 from sluiceway.kernel.clock import Millis
@@ -114,11 +113,14 @@ SELECT NULL::bytea, stamp, NULL::bytea FROM store
 UNION ALL SELECT key, stamp, value FROM entry WHERE key = ANY (%s::bytea[]) AND value IS NOT NULL
 UNION ALL SELECT entry.* FROM unnest(%s::bytea[], %s::bytea[]) AS span (first, past), LATERAL (
     SELECT key, stamp, value FROM entry WHERE key >= first AND key < past AND value IS NOT NULL) AS entry"""
+# Deletes are traces without a value. Where traces since the view's stamp may be gone, as `known_at` has it, all rows are sent.
+_REFRESH = """
+SELECT NULL::bytea, stamp, NULL::bytea FROM store
+UNION ALL SELECT key, stamp, value FROM entry WHERE key >= %s::bytea AND key < %s::bytea AND stamp > (
+    SELECT CASE WHEN stamp BETWEEN %s::bigint AND %s::bigint THEN %s::bigint ELSE 0 END FROM store)"""
 _COMMIT = """
 SELECT new_stamp, wrong FROM commit_entries(%s::bytea[], %s::bigint[], %s::text[], %s::bytea[], %s::bytea[], %s::bigint[],
     %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint, %s::text, %s::text)"""
-_MOST_TOLD = 4_000
-"""Bytes of a notification; PostgreSQL takes twice as many."""
 _CHANGED = "SELECT 1 FROM entry WHERE key >= %s AND key < %s AND stamp > %s LIMIT 1"
 
 
@@ -126,21 +128,6 @@ def _range(prefix: str) -> tuple[bytes, bytes]:
     """The range from the first key under the prefix to just past the last: UTF-8 never contains the byte 0xff."""
     start = prefix.encode()
     return start, start + b"\xff"
-
-
-def _told(changed: Iterable[str]) -> str:
-    """What a notification says: prefixes of the keys that have changed, as JSON; empty: there are too many."""
-    told = json.dumps(sorted({"/".join(key.split("/")[:2]) for key in changed}))
-    return told if len(told) <= _MOST_TOLD else ""
-
-
-def _heard(told: str) -> list[str]:
-    """The prefixes that a notification names; of one that is not by this code, all."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(told)
-        if isinstance(found, list) and all(isinstance(each, str) for each in found):
-            return found
-    return [""]
 
 
 class PostgresMetaStore:
@@ -176,6 +163,17 @@ class PostgresMetaStore:
         self._seen = max(self._seen, stamp)
         return View(stamp, {key.decode(): Entry(value, at) for key, at, value in rows if key is not None})
 
+    async def refresh(self, view: View, prefix: str) -> View:
+        since = view.stamp
+        try:
+            async with self._schema.link() as link:
+                rows = await link.execute(_REFRESH, [*_range(prefix), since, since + HISTORY, since])
+        except psycopg.Error as error:
+            raise StoreUnavailableError(f"meta store: {error}") from error
+        stamp = next(stamp for key, stamp, _ in rows if key is None)
+        self._seen = max(self._seen, stamp)
+        return known_at(view, stamp).after(stamp, ((key.decode(), value, at) for key, at, value in rows if key is not None))
+
     async def commit(
         self,
         checks: Mapping[str, Stamp | None] | None = None,
@@ -192,7 +190,7 @@ class PostgresMetaStore:
         wanted = [[key.encode() for key in checks], list(checks.values())]
         wanted += [list(unchanged), [first for first, _ in spans], [past for _, past in spans], list(unchanged.values())]
         written = [[key.encode() for key in puts], list(puts.values()), [key.encode() for key in deletes]]
-        told = _told([*puts, *deletes]) if hint else None
+        told = hint_of([*puts, *deletes]) if hint else None
         try:
             async with self._schema.link() as link:
                 ((stamp, wrong),) = await link.execute(_COMMIT, [*wanted, *written, HISTORY, self._channel, told])
@@ -241,7 +239,7 @@ class PostgresMetaStore:
                     await link.run(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     self._watches.wake()
                     async for told in link.notified():
-                        self._watches.wake(_heard(told))
+                        self._watches.wake(changed_by(told))
                 finally:
                     await link.close()
             await asyncio.sleep(self._poll_interval / 1_000)

@@ -14,7 +14,7 @@ import apsw
 from sluiceway.adapters.disk import keep_database_private
 from sluiceway.adapters.layout import migrate
 from sluiceway.adapters.lock import one_at_a_time
-from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
+from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten, known_at
 from sluiceway.adapters.meta.watches import Watches
 from sluiceway.adapters.wal_check import check_log
 from sluiceway.kernel.clock import Millis
@@ -102,6 +102,22 @@ class SqliteMetaStore:
                 rows: Iterator[tuple[Any, ...]] = self._db.executemany(f"{columns} {where}", bindings)
                 found.update((key.decode(), Entry(value, at)) for key, value, at in rows)
         return View(stamp, found)
+
+    async def refresh(self, view: View, prefix: str) -> View:
+        try:
+            fresh = await self._run(lambda: self._refresh(view, prefix))
+        except apsw.Error as error:
+            raise StoreUnavailableError(f"meta store: {error}") from error
+        self._seen = max(self._seen, fresh.stamp)
+        return fresh
+
+    def _refresh(self, view: View, prefix: str) -> View:
+        with self._transaction("BEGIN"):
+            stamp = self._stamp()
+            known = known_at(view, stamp)
+            query = "SELECT key, value, stamp FROM entry WHERE key >= ? AND key < ? AND stamp > ?"
+            rows: Iterator[tuple[Any, ...]] = self._db.execute(query, (*_range(prefix), known.stamp))
+            return known.after(stamp, ((key.decode(), value, at) for key, value, at in rows))
 
     async def commit(
         self,

@@ -1,13 +1,38 @@
-"""The watches of a MetaStore that must look for changes itself."""
+"""Hints that say what has changed, and the watches of a MetaStore that must look for changes itself."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import Stamp
+
+MAX_HINT = 4_000
+"""Bytes of a hint; a notification of PostgreSQL has up to twice as many."""
+
+
+def hint_of(changed: Iterable[str]) -> str:
+    """What a hint says: prefixes of the keys that have changed, as JSON; empty: there are too many."""
+    hint = json.dumps(sorted({"/".join(key.split("/")[:2]) for key in changed}))
+    return hint if len(hint) <= MAX_HINT else ""
+
+
+def changed_by(hint: str) -> list[str]:
+    """The prefixes that a hint names; of one that is not by this code, all."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(hint)
+        if isinstance(found, list) and all(isinstance(each, str) for each in found):
+            return found
+    return [""]
+
+
+def concerns(prefix: str, changed: Collection[str]) -> bool:
+    """Whether a change of these keys, or of something under these prefixes, may be one under the prefix."""
+    return any(prefix.startswith(each) or each.startswith(prefix) for each in changed)
 
 
 class Watches:
@@ -41,7 +66,7 @@ class Watches:
     def wake(self, changed: Collection[str] = ("",)) -> None:
         """Wake the watches that the change of these keys, or of something under these prefixes, may concern; all, if none are given."""
         for woken, prefix in self._woken.items():
-            if any(prefix.startswith(each) or each.startswith(prefix) for each in changed):
+            if concerns(prefix, changed):
                 woken.set()
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class Claims:
         for name in sorted(look.members):
             if self._beating.silent(look, name, resource.parameters):
                 key = self._keys.member(name)
-                return Writes(checks={key: look.stamp(key)}, deletes=[key, self._keys.load(name)]), look.seen_at
+                return Writes(checks={key: look.stamp(key)}, deletes=self._keys.all_of(name)), look.seen_at
         wanted = min(-division.surplus, MAX_CLAIMS)
         if self._beating.leaving or wanted <= 0 or not division.free:
             return None, look.seen_at + resource.parameters.beat_interval

@@ -140,8 +140,9 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of one member. `beat` rises with each sign of life; the member serves for at most `lease_timeout` after sending it.
+    """One member, from its two records: the beat, which changes all the time, and what is said about it once.
 
+    `beat` rises with each sign of life; the member serves for at most `lease_timeout` after sending it.
     `applied` is the last plan, and `era` the last era, for which it has stopped serving what they took from it. `joined_at`, for display,
     is by its own clock; 0: unknown. `levels`: those that it understands, if the group has a level. `release`: its version of Sluiceway, for
     display. `zone`: the failure domain that it is in; empty: none was said.
@@ -157,6 +158,58 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     levels: Levels | None = None
     release: str = ""
     zone: str = ""
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True):
+    """A member's sign of life; see `MemberRecord`. All others read each of them, so it is small. On disk: append fields only."""
+
+    beat: int
+    lease_timeout: Millis
+    applied: int
+    era: int
+    leaving: bool
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a member says of itself when it joins; see `MemberRecord`."""
+
+    address: str = ""
+    joined_at: Millis = 0
+    levels: Levels | None = None
+    release: str = ""
+    zone: str = ""
+
+
+def put_member(writes: Writes, keys: Keys, name: str, record: MemberRecord, *, joins: bool) -> None:
+    """Put the member's beat into the commit and, if it joins, what is said about it."""
+    writes.put(keys.member(name), Beat(record.beat, record.lease_timeout, record.applied, record.era, record.leaving))
+    if joins:
+        told = About(address=record.address, joined_at=record.joined_at, levels=record.levels, release=record.release, zone=record.zone)
+        writes.put(keys.about(name), told)
+
+
+def decode_member(beat: bytes, about: bytes | None) -> MemberRecord:
+    """Return the member of these records. Raises msgspec.DecodeError."""
+    if not beat.startswith(b"["):
+        # One record, from before there were two.
+        return msgspec.json.decode(beat, type=MemberRecord)
+    now, told = _decode_beat(beat), About() if about is None else _decode_about(about)
+    return MemberRecord(
+        beat=now.beat,
+        lease_timeout=now.lease_timeout,
+        applied=now.applied,
+        era=now.era,
+        leaving=now.leaving,
+        address=told.address,
+        joined_at=told.joined_at,
+        levels=told.levels,
+        release=told.release,
+        zone=told.zone,
+    )
+
+
+_decode_beat = msgspec.json.Decoder(Beat).decode
+_decode_about = msgspec.json.Decoder(About).decode
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,6 +358,10 @@ class Keys:
         return f"{self.prefix}member/"
 
     @property
+    def abouts(self) -> str:
+        return f"{self.prefix}about/"
+
+    @property
     def marks(self) -> str:
         return f"{self.prefix}mark/"
 
@@ -330,6 +387,13 @@ class Keys:
 
     def member(self, name: str) -> str:
         return self.members + name
+
+    def about(self, name: str) -> str:
+        return self.abouts + name
+
+    def all_of(self, name: str) -> list[str]:
+        """The keys of all records of a member, which go with it."""
+        return [self.member(name), self.about(name), self.load(name)]
 
     def mark(self, number: int, name: str) -> str:
         return f"{self.marks}{number:012}/{name}"
@@ -372,7 +436,8 @@ class GroupReader:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._decoded: dict[str, tuple[Stamp, object]] = {}
+        self._decoded: dict[str, tuple[object, object]] = {}
+        """Of each key, the stamp of what was decoded; of a member's, those of both records."""
 
     def read(self, view: View, seen_at: Millis, wall_at: Millis = 0) -> GroupView:
         """Return the group as the view shows it. Raises msgspec's decoding errors for a malformed record."""
@@ -389,6 +454,14 @@ class GroupReader:
             self._decoded[key] = known
             return cast(Record, known[1])
 
+        def member(key: str) -> MemberRecord:
+            beat, about = view.entries[key], view.entries.get(keys.about(key.removeprefix(keys.members)))
+            stamps, known = (beat.stamp, about and about.stamp), before.get(key)
+            if known is None or known[0] != stamps:
+                known = (stamps, decode_member(beat.value, about and about.value))
+            self._decoded[key] = known
+            return cast(MemberRecord, known[1])
+
         def under(prefix: str, kind: type[Record]) -> dict[str, Record]:
             found = ((key.removeprefix(prefix), one(key, kind)) for key in view.entries if key.startswith(prefix))
             return {name: record for name, record in found if record is not None}
@@ -402,7 +475,7 @@ class GroupReader:
             one(keys.resource, Resource),
             current,
             one(keys.plan, Plan),
-            under(keys.members, MemberRecord),
+            {key.removeprefix(keys.members): member(key) for key in view.entries if key.startswith(keys.members)},
             frozenset(key.removeprefix(marks) for key in view.entries if marks and key.startswith(marks)),
             under(keys.claims, Claim),
             wall_at,
@@ -467,7 +540,7 @@ def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> i
     # Names occur in the plan and the participants of the round's two records, with quotes and brackets; plus marks, records and reports to
     # delete.
     named = 3 * (MAX_NAMES + 8 * MAX_MEMBERS)
-    deleted = MAX_NAMES + MAX_CLEARED * len(keys.mark(0, "")) + MAX_GIVEN_UP * (len(keys.members) + len(keys.loads) + 2 * MAX_MEMBER_NAME)
+    deleted = MAX_NAMES + MAX_CLEARED * len(keys.mark(0, "")) + MAX_GIVEN_UP * sum(map(len, keys.all_of("x" * MAX_MEMBER_NAME)))
     return plan + named + deleted + MAX_TOLD + _OTHER_RECORDS
 
 

@@ -16,6 +16,7 @@ from sluiceway.core.group.group_records import (
     Parameters,
     Resource,
     Writes,
+    put_member,
 )
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.compatibility import Levels
@@ -152,7 +153,7 @@ class Beating:
             # Alone with the beat: the commit that seals a round is large enough.
             writes.put(self.keys.load(self.name), self._report)
             self._reported_with.add(self._beat)
-        writes.put(key, record)
+        put_member(writes, self.keys, self.name, record, joins=self.keys.about(self.name) not in look.view.entries)
         return writes
 
     def _concerns_all(self, look: GroupView, record: MemberRecord, writes: Writes) -> bool:

@@ -96,4 +96,4 @@ class Member:
         if self.name not in look.members:
             return None
         key = self._beating.keys.member(self.name)
-        return Writes(checks={key: look.stamp(key)}, deletes=[key, self._beating.keys.load(self.name)])
+        return Writes(checks={key: look.stamp(key)}, deletes=self._beating.keys.all_of(self.name))

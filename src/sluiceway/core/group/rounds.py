@@ -216,7 +216,7 @@ class Rounds:
         for name in given_up:
             # A member that beats after all is not given up.
             writes.checks[keys.member(name)] = look.stamp(keys.member(name))
-            writes.deletes += [keys.member(name), keys.load(name)]
+            writes.deletes += keys.all_of(name)
         writes.put(keys.plan, plan)
         writes.put(keys.round, sealed)
         writes.put(keys.sealed(sealed.number), self._noted(look, sealed, plan))
