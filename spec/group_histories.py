@@ -17,7 +17,20 @@ from simulation.cluster_group import MemberWorld
 from simulation.group import KEYS, Actor, GroupWorld
 from simulation.group_loads import ItemLoads
 from simulation.planting import Bug, planted
-from sluiceway.core.group.group_records import Claim, Decision, GroupReader, GroupView, MemberRecord, Plan, Resource, Round, Writes
+from sluiceway.core.group.group_records import (
+    Claim,
+    Decision,
+    GroupReader,
+    GroupView,
+    MemberRecord,
+    Plan,
+    Resource,
+    Round,
+    Writes,
+    decode_member,
+    decode_record,
+)
+from sluiceway.core.group.heartbeats import FEW
 from sluiceway.core.group.member import Member
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.meta import Stamp, View
@@ -134,13 +147,19 @@ class RecordedGroup(GroupWorld):
 
 
 class RecordedMembers(MemberWorld):
-    """The same with real drivers, in virtual time."""
+    """The same with real drivers, in virtual time. A small group: in a large one a member may take its own beat into what it has read
+    before, which the specifications have not."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
+        self.is_large = False
         self.recorder = GroupRecorder(lambda: {actor.member.name: actor.process.steady(self.loop.seconds) for actor in self.actors})
         self._reader = GroupReader(KEYS)
         self.shared.followers.append(self._follow)
+
+    def _join(self) -> None:
+        if len(self.actors) < FEW:
+            super()._join()
 
     def _follow(self, before: View, after: View) -> None:
         self.recorder.landed(self._reader.read(before, 0), self._reader.read(after, 0))
@@ -159,7 +178,7 @@ def lease_of(looked: Look) -> Lease | None:
 
 def _own(writes: Writes | None, name: str) -> MemberRecord | None:
     data = writes.puts.get(KEYS.member(name)) if writes is not None else None
-    return None if data is None else msgspec.json.decode(data, type=MemberRecord)
+    return None if data is None else decode_member(data, None)
 
 
 class _Translation:
@@ -222,7 +241,7 @@ class _Translation:
         after: tuple[Open, Division] | None = None
         if KEYS.round in writes.puts:
             current = msgspec.json.decode(writes.puts[KEYS.round], type=Round)
-            plan = division_of(msgspec.json.decode(writes.puts[KEYS.plan], type=Plan)) if current.sealed else seen.plan
+            plan = division_of(decode_record(writes.puts[KEYS.plan], Plan)) if current.sealed else seen.plan
             after = _open(current, marks), plan
         elif marks:
             after = seen.round._replace(marks=seen.round.marks | marks), seen.plan

@@ -23,7 +23,18 @@ import msgspec
 
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.cluster.group_member import define
-from sluiceway.core.group.group_records import Decision, GroupReader, Keys, Parameters, Resource, Strategy, Token, Writes
+from sluiceway.core.group.group_records import (
+    Decision,
+    GroupReader,
+    Keys,
+    Parameters,
+    Resource,
+    Strategy,
+    Token,
+    Writes,
+    decode_member,
+    decode_record,
+)
 from sluiceway.model.meta import Entry, View
 from spec.group_histories import LandedCommit, LeaseOver, Look, Noted, Redefined, histories_of, lease_of
 from spec.group_trace import GroupHistory, check_claims, check_rounds
@@ -141,9 +152,9 @@ def _landed(lines: Sequence[Line]) -> list[LandedCommit | Redefined]:
     for line in lines:
         for key, (value, stamp) in (line.view or {}).items():
             if key == keys.resource:
-                found[stamp] = Redefined(stamp, msgspec.json.decode(value, type=Resource))
+                found[stamp] = Redefined(stamp, decode_record(value.encode(), Resource))
             elif key.startswith(keys.members) and stamp not in found:
-                found[stamp] = LandedCommit(key.removeprefix(keys.members), int(msgspec.json.decode(value)["beat"]), stamp, None)
+                found[stamp] = LandedCommit(key.removeprefix(keys.members), decode_member(value.encode(), None).beat, stamp, None)
     return [found[stamp] for stamp in sorted(found)]
 
 

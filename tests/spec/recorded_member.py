@@ -19,7 +19,7 @@ from simulation.planting import Bug, planted
 from sluiceway.adapters import system
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.cluster.group_member import GroupMember
-from sluiceway.core.group.group_records import Decision, GroupView, MemberRecord, Writes
+from sluiceway.core.group.group_records import Decision, GroupView, Writes, decode_member
 from sluiceway.core.group.member import Member
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.meta import Stamp
@@ -60,9 +60,7 @@ class NotingStore(SqliteMetaStore):
     ) -> Stamp:
         stamp = await super().commit(checks, unchanged, puts, deletes, hint=hint)
         members = f"group/{GROUP}/member/"
-        written = [
-            (key, msgspec.json.decode(value, type=MemberRecord).beat) for key, value in (puts or {}).items() if key.startswith(members)
-        ]
+        written = [(key, decode_member(value, None).beat) for key, value in (puts or {}).items() if key.startswith(members)]
         removed = [(key, -1) for key in deletes if key.startswith(members)]
         for key, beat in (written or removed)[:1]:
             self._note(Line(name=key.removeprefix(members), at=system.steady(), stamp=stamp, beat=beat))
