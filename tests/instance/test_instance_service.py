@@ -294,12 +294,13 @@ async def test_an_incarnation_is_never_given_twice(tmp_path: Path, monkeypatch: 
 async def test_a_queue_whose_creation_ended_unknown_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: bool) -> None:
     """Recorded and not served, it could be neither used nor deleted until the next start."""
     async with serving(tmp_path) as (service, _):
-        commit, read = service.meta.commit, service.meta.read
+        commit, read, refresh = service.meta.commit, service.meta.read, service.meta.refresh
 
         async def cut_off(*arguments: Any, **fields: Any) -> Stamp:
             await commit(*arguments, **fields)
             if not readable:
                 monkeypatch.setattr(service.meta, "read", down)
+                monkeypatch.setattr(service.meta, "refresh", down)
             raise MetaUnknownError("the answer was lost")
 
         monkeypatch.setattr(service.meta, "commit", cut_off)
@@ -308,6 +309,7 @@ async def test_a_queue_whose_creation_ended_unknown_is_served(tmp_path: Path, mo
         assert unknown.value.code == "outcome_unknown"
         monkeypatch.setattr(service.meta, "commit", commit)
         monkeypatch.setattr(service.meta, "read", read)
+        monkeypatch.setattr(service.meta, "refresh", refresh)
         assert bool(service.queues()) == readable
         with pytest.raises(SluicewayError) as again:
             await service.create_queue(spec("q"))

@@ -138,13 +138,14 @@ async def test_a_change_that_ended_unknown(tmp_path: Path, monkeypatch: pytest.M
     """What is recorded holds, and the next change builds on it."""
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
-        commit, read = service.meta.commit, service.meta.read
+        commit, read, refresh = service.meta.commit, service.meta.read, service.meta.refresh
 
         async def cut_off(*arguments: Any, **fields: Any) -> Stamp:
             if landed:
                 await commit(*arguments, **fields)
             if not readable:
                 monkeypatch.setattr(service.meta, "read", down)
+                monkeypatch.setattr(service.meta, "refresh", down)
             raise MetaUnknownError("the answer was lost")
 
         monkeypatch.setattr(service.meta, "commit", cut_off)
@@ -160,6 +161,7 @@ async def test_a_change_that_ended_unknown(tmp_path: Path, monkeypatch: pytest.M
             assert service.queue("q").reference == "new"
         monkeypatch.setattr(service.meta, "commit", commit)
         monkeypatch.setattr(service.meta, "read", read)
+        monkeypatch.setattr(service.meta, "refresh", refresh)
         after = await service.update_queue("q", QueuePatch({"max_attempts": 4}))
         assert (after.reference, after.max_attempts, after.version) == ("new", 4, 3) if landed else ("", 4, 2)
     async with serving(tmp_path) as (service, _):
@@ -213,11 +215,12 @@ async def test_setting_what_is_set_already_changes_nothing(tmp_path: Path) -> No
 async def test_a_change_that_ended_unknown_and_is_repeated_takes_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
-        commit, read = service.meta.commit, service.meta.read
+        commit, read, refresh = service.meta.commit, service.meta.read, service.meta.refresh
 
         async def cut_off(*arguments: Any, **fields: Any) -> Stamp:
             await commit(*arguments, **fields)
             monkeypatch.setattr(service.meta, "read", down)
+            monkeypatch.setattr(service.meta, "refresh", down)
             raise MetaUnknownError("the answer was lost")
 
         monkeypatch.setattr(service.meta, "commit", cut_off)
@@ -226,6 +229,7 @@ async def test_a_change_that_ended_unknown_and_is_repeated_takes_effect(tmp_path
         assert unknown.value.code == "outcome_unknown"
         monkeypatch.setattr(service.meta, "commit", commit)
         monkeypatch.setattr(service.meta, "read", read)
+        monkeypatch.setattr(service.meta, "refresh", refresh)
         assert (await service.pause("q", ["produce"], True)).paused == ("produce",)
         assert service.queue("q").paused == ("produce",)
         with pytest.raises(SluicewayError) as refused:
