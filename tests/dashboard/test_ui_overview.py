@@ -63,7 +63,8 @@ def test_the_overview_begins_with_what_is_wrong_and_the_queue_in_trouble_comes_f
         server.ask("queue.produce", queue_name=ill, items=[{"utf8": "x"}])
         for _ in range(1_000):
             server.ask("queue.produce", queue_name=well, items=[{"utf8": "x"}])
-        server.ask("queue.lease", queue_name=well, client_id="c", batch_size=900)
+        # On a busy disk a commit can take longer than the second that a lease without a time-out has.
+        server.ask("queue.lease", queue_name=well, client_id="c", batch_size=900, request_timeout="30s")
         eventually(lambda: "Needs attention" in server.http.get("/ui").text)
         page = server.http.get("/ui").text
         shown = words(page)
