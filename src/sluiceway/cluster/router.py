@@ -476,13 +476,13 @@ class Router:
         found = {self._name(peer): each for peer, each in zip(owners, answers, strict=True) if isinstance(each, LogicalQueueStats)}
         record = self.share(record).record
         partitions: dict[str, list[PartitionStats]] = {name: [] for name in found}
-        there: set[int] = set()
+        left = {each.partition for each in record.partitions}
         for name, share in found.items():
             # Both owners may report a partition that has just moved, and an instance that lags may report a removed one.
-            partitions[name] = [each for each in share.partitions if each.partition not in there and record.partition(each.partition)]
-            there |= {each.partition for each in partitions[name]}
+            partitions[name] = [each for each in share.partitions if each.partition in left]
+            left -= {each.partition for each in partitions[name]}
         for each in record.partitions:
-            if each.partition not in there:
+            if each.partition in left:
                 unheard = PartitionStats(partition=each.partition, state="unavailable", backend=each.backend)
                 partitions.setdefault(self._name(self.owner(record, each.partition)), []).append(unheard)
         logical_queues = [
