@@ -100,7 +100,7 @@ def obeys_who_is_coordinator_no_more(_original: Any) -> Any:
 @bug(steps, "keys_by_taker")
 def hands_over_no_keys(original: Any) -> Any:
     """A slot's new home is told of no keys."""
-    return lambda *given: dict.fromkeys(original(*given), {})
+    return lambda *given: {taker: {} for taker in original(*given)}
 
 
 @bug(Admission, "_is_closed")
