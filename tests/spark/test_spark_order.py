@@ -141,11 +141,11 @@ def test_a_batch_read_takes_runs_too(world: Server) -> None:
 
 
 def test_a_lease_with_runs_is_not_divided() -> None:
-    leases = [HeldLease("a", 5), HeldLease("b", 12), HeldLease("c", 2), HeldLease("d", 1)]
+    leases = [HeldLease("q.0.L0", 5), HeldLease("q.0.L1", 12), HeldLease("q.0.L2", 2), HeldLease("q.0.L3", 1)]
     offset = Offset("n").following(leases, 4, runs=True)
     assert Offset.parse(offset.to_dict()) == offset
     tasks = [[(part.lease_id, part.start, part.count) for part in task] for task in offset.tasks()]
-    assert tasks == [[("a", 0, 5)], [("b", 0, 12)], [("c", 0, 2), ("d", 0, 1)]]
+    assert tasks == [[("q.0.L0", 0, 5)], [("q.0.L1", 0, 12)], [("q.0.L2", 0, 2), ("q.0.L3", 0, 1)]]
     assert "runs" not in Offset("n").following(leases, 4).to_dict()
 
 

@@ -21,7 +21,7 @@ from sluiceway.model.items import HEADERS
 from sluiceway.spark import sink
 from sluiceway.spark.bad_rows import Sieve
 from sluiceway.spark.format import SluicewaySource
-from sluiceway.spark.offsets import HeldLease, Offset
+from sluiceway.spark.offsets import LEAST_TASK, LEAST_TASKS, HeldLease, Offset, Slice
 from sluiceway.spark.options import consumes, sink_options, source_options
 from sluiceway.spark.rows import SCHEMA, to_rows
 from sluiceway.spark.settle import BatchSettle
@@ -189,8 +189,35 @@ def test_tasks_cover_every_item_once_in_order(counts: list[int], min_partitions:
         parts = [part for task in tasks for part in task if part.lease_id == f"q.0.L{n}"]
         assert parts[0].start == 0
         assert [part.start + part.count for part in parts] == [*[part.start for part in parts[1:]], count]
-    assert max(sum(part.count for part in task) for task in tasks) <= 10_000
+    assert max(sum(part.count for part in task) for task in tasks) <= max(LEAST_TASK, sum(counts) // LEAST_TASKS)
     assert len(tasks) >= min(min_partitions, sum(counts))
+
+
+@pytest.mark.parametrize(
+    ("items", "partitions", "min_partitions", "tasks"),
+    [
+        (1, 4, 1, 1),
+        (10_000, 4, 1, 1),
+        (50_000, 4, 1, 4),
+        (50_000, 4, 8, 8),
+        (50_000, 1, 1, 4),
+        (400_000, 4, 1, 4),
+        (640_000, 64, 1, 64),
+        (200_000, 64, 1, 20),
+        (1_000_000, 4, 1, 10),
+        (1_000_000, 4, 2, 10),
+    ],
+)
+def test_a_large_batch_has_a_task_for_each_partition(items: int, partitions: int, min_partitions: int, tasks: int) -> None:
+    each, rest = divmod(items, partitions)
+    leases = [HeldLease(f"q.{number}.L1", each + (number < rest)) for number in range(min(items, partitions))]
+    assert len(list(Offset("n").following(leases, min_partitions).tasks())) == tasks
+
+
+def test_a_task_is_read_in_pieces() -> None:
+    pieces = list(Slice("q.0.L1", 7, 25, "orders").pieces(10))
+    assert [(piece.start, piece.count) for piece in pieces] == [(7, 10), (17, 10), (27, 5)]
+    assert {(piece.lease_id, piece.queue) for piece in pieces} == {("q.0.L1", "orders")}
 
 
 # ---- chunks -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES, MAX_SCHEDULE, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_ITEMS_UNREAD, MAX_PAYLOAD_BYTES, MAX_SCHEDULE, MAX_TEXT_BYTES
 from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import DONE, RELEASE, Disposition, Leased, LeaseInfo, Peek, Produce, ProduceKey, Selection
@@ -131,6 +131,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lease(batch_size=0), "batch_size"),
     (lease(batch_size=-1), "batch_size"),
     (lease(batch_size=MAX_ITEMS_ARROW + 1), "batch_size"),
+    (lease(batch_size=MAX_ITEMS_UNREAD + 1, payload=False), "batch_size"),
     (lease(batch_size=1.5), "batch_size"),
     (lease(batch_size=10**30), "batch_size"),
     (lease(batch_size="1"), "batch_size"),

@@ -6,7 +6,10 @@ MAX_ITEMS_JSON = 1_000
 """Items in a JSON produce, and ids in a JSON settle: each costs Python work. Same as Querator's limit."""
 
 MAX_ITEMS_ARROW = 10_000
-"""Rows in an Arrow produce, and items in one lease: bounds a scheduling cycle and an answer."""
+"""Rows in an Arrow produce, and items in a lease call that returns them: bounds a scheduling cycle and an answer."""
+
+MAX_ITEMS_UNREAD = 100_000
+"""Items in a lease call without payloads, whose answer has the leases alone: bounds a scheduling cycle."""
 
 MAX_REASONS = 100
 """Reasons in an answer that counts the dead items of a queue by why they died."""

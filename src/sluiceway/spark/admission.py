@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PARTITIONS
+from sluiceway.kernel.limits import MAX_ITEMS_UNREAD, MAX_PARTITIONS
 from sluiceway.spark.offsets import HeldLease
 from sluiceway.spark.server_calls import Client
 
@@ -85,7 +85,7 @@ class Admission:
                     "queue_name": queue,
                     "client_id": self._consumer,
                     "lease_key": f"{key}/{calls}",
-                    "batch_size": min(MAX_ITEMS_ARROW, most - items, largest, self._fitting(nbytes, average)),
+                    "batch_size": min(MAX_ITEMS_UNREAD, most - items, largest, self._fitting(nbytes, average)),
                     **where,
                     "lease_timeout": format_duration(lease_timeout),
                     "request_timeout": format_duration(0 if calls else wait),
@@ -137,7 +137,7 @@ class Admission:
     def _fitting(self, nbytes: float, average: float) -> int:
         """The number of items of that size that fit; at least one, and few if their size is unknown."""
         if self._most_bytes is None:
-            return MAX_ITEMS_ARROW
+            return MAX_ITEMS_UNREAD
         return max(1, int((self._most_bytes - nbytes) / average)) if average else _SAMPLE
 
     def _average_next(self, queue: str, partition: int | None) -> float:

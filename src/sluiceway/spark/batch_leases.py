@@ -319,7 +319,7 @@ def close(
         here = some
         if found is None:
             closed = closed_partitions(client, queue)
-            here = [lease for lease in some if not closed.get(_partition_of(lease), False)]
+            here = [lease for lease in some if not closed.get(lease.partition, False)]
             found = _complete(client, queue, here) if here else {}
         gone |= found or {}
         left += some if found is None else [lease for lease in some if lease not in here]
@@ -335,10 +335,6 @@ def _complete(client: Client, queue: str, leases: Sequence[HeldLease]) -> dict[s
         if not is_away(error):
             raise
         return None
-
-
-def _partition_of(lease: HeldLease) -> int:
-    return int(lease.lease_id.split(".")[1])
 
 
 def portions(leases: Collection[HeldLease], options: SourceOptions) -> Iterator[tuple[str, list[HeldLease]]]:

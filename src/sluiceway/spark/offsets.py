@@ -11,7 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+LEAST_TASK = 10_000
+"""Items of a task, if the batch has that many and `minPartitions` asks for no smaller ones: a task costs Spark as much processor time as
+10,000 items."""
+LARGEST_TASK = 100_000
+"""Items of a task at most, so that a very large batch has work for every core of a cluster."""
+LEAST_TASKS = 4
+"""Tasks of a large batch from fewer partitions."""
 
 
 class Part(NamedTuple):
@@ -48,6 +54,10 @@ class HeldLease:
     count: int
     queue: str = ""
 
+    @property
+    def partition(self) -> int:
+        return int(self.lease_id.split(".")[1])
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -57,6 +67,11 @@ class Slice:
     start: int
     count: int
     queue: str = ""
+
+    def pieces(self, most: int) -> Iterator[Slice]:
+        """The same items in order, up to `most` in each."""
+        for start in range(0, self.count, most):
+            yield replace(self, start=self.start + start, count=min(most, self.count - start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,7 @@ class Offset:
     nonce: str
     sequence: int = 0
     leases: tuple[HeldLease, ...] = ()
-    rows_per_task: int = MAX_ITEMS_ARROW
+    rows_per_task: int = LEAST_TASK
     runs: bool = False
     unanswered: tuple[tuple[Part, tuple[int, ...]], ...] = ()
     unclosed: tuple[HeldLease, ...] = ()
@@ -106,10 +121,14 @@ class Offset:
         }
 
     def following(self, leases: Sequence[HeldLease], min_partitions: int, runs: bool = False) -> Offset:
-        """The offset of the next batch, cut into at least `min_partitions` tasks if it has that many items (with `runs`: leases)."""
+        """The offset of the next batch, cut into at least `min_partitions` tasks if it has that many items (with `runs`: leases).
+
+        A large batch has as many tasks as partitions, as Spark readers of other systems do.
+        """
         items = sum(lease.count for lease in leases)
-        rows_per_task = max(1, min(MAX_ITEMS_ARROW, items // min_partitions))
-        return Offset(self.nonce, self.sequence + 1, tuple(leases), rows_per_task, runs)
+        usual = items // max(LEAST_TASKS, len({(lease.queue, lease.partition) for lease in leases}))
+        rows_per_task = min(max(LEAST_TASK, min(usual, LARGEST_TASK)), items // min_partitions)
+        return Offset(self.nonce, self.sequence + 1, tuple(leases), max(1, rows_per_task), runs)
 
     @property
     def batch_id(self) -> int:

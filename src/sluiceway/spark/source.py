@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -27,7 +28,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_ITEMS_JSON
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
 from sluiceway.spark.backlog import Backlog
 from sluiceway.spark.batch_leases import IDLE_WAIT, PATIENCE, BatchLeases, Limits, close, portions
 from sluiceway.spark.collector import spare_collector
@@ -443,10 +444,19 @@ def _leave_out(batch: Offset, gone: Mapping[str, str]) -> Offset:
 def read_slices(slices: Sequence[Slice], options: SourceOptions, columns: Columns) -> Iterator[pa.RecordBatch]:
     """The items of these slices, in order, as rows of these columns."""
     schema = to_arrow_schema(columns.read, timezone="UTC")
+    pieces = [piece for part in slices for piece in part.pieces(MAX_ITEMS_ARROW)]
     with plain_errors(), client_of_task(options.server) as client:
-        for part in slices:
-            for rows in _read_slice(client, options, part, schema):
-                yield columns.make(rows)
+        read = (columns.make(rows) for piece in pieces for rows in _read_slice(client, options, piece, schema))
+        yield from read if len(pieces) == 1 else _one_ahead(read)
+
+
+def _one_ahead(read: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same, with a thread that reads the next one while Spark takes the last."""
+    with ThreadPoolExecutor(1, "sluiceway-read-ahead") as thread:
+        following = thread.submit(next, read, None)
+        while (rows := following.result()) is not None:
+            following = thread.submit(next, read, None)
+            yield rows
 
 
 def _read_slice(client: Client, options: SourceOptions, part: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -31,6 +31,7 @@ from sluiceway.kernel.limits import (
     MAX_HEADER_BYTES,
     MAX_ITEMS_ARROW,
     MAX_ITEMS_JSON,
+    MAX_ITEMS_UNREAD,
     MAX_KEY_BYTES,
     MAX_PARTITIONS,
     MAX_PAYLOAD_BYTES,
@@ -222,7 +223,7 @@ def _payload(item: Item, at: int) -> bytes:
 
 class LeaseCall(Call):
     client_id: Label
-    batch_size: Annotated[int, Meta(ge=1, le=MAX_ITEMS_ARROW)] = 1
+    batch_size: Annotated[int, Meta(ge=1, le=MAX_ITEMS_UNREAD)] = 1
     request_timeout: Duration = "0s"
     lease_timeout: Duration | None = None
     max_partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
@@ -241,6 +242,8 @@ class LeaseCall(Call):
         """
         if not self.client_id:
             raise invalid("client_id", "must not be empty")
+        if self.payload and self.batch_size > MAX_ITEMS_ARROW:
+            raise invalid("batch_size", f"expected at most {MAX_ITEMS_ARROW:,}, or with payload=false at most {MAX_ITEMS_UNREAD:,}")
         if self.partition is not None and self.max_partitions > 1:
             raise invalid("max_partitions", "cannot be combined with partition")
         wait = request_timeout(self.request_timeout)

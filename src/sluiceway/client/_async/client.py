@@ -274,7 +274,7 @@ class AsyncClient:
         complete_ids: Iterable[str] = (),
         complete_lease_ids: Iterable[str] = (),
     ) -> answers.Leased:
-        """Lease up to `batch_size` items (at most 10,000) from up to `max_partitions` partitions (1).
+        """Lease up to `batch_size` items (at most 10,000; without `payload` 100,000) from up to `max_partitions` partitions (1).
 
         Waits up to `request_timeout` for the first item, and returns an empty answer if none arrives. No other consumer is given the items
         until the lease deadline, which is `lease_timeout` (the queue's) from now. A repeated `lease_key` returns the live leases of its
