@@ -106,7 +106,7 @@ def test_a_driver_that_died_before_the_log_finds_its_leases_again(world: Server)
 
 
 def test_a_driver_that_died_between_its_calls_goes_on_where_it_stopped(world: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluiceway.spark.admission.MAX_ITEMS_ARROW", 10)
+    monkeypatch.setattr("sluiceway.spark.admission.MAX_ITEMS_UNREAD", 10)
     queue = world.create("between")
     world.produce(queue, [str(n) for n in range(60)])
     start = Offset("nonce", 4).to_dict()
