@@ -17,6 +17,8 @@ BENCH_STAMP := .venv/.synced-bench
 FUZZ_STAMP := .venv/.synced-fuzz
 # What builds the site has an environment of its own.
 DOCS_STAMP := .tools/docs/.synced
+# The demo needs a quarter of what .venv has. Once there is a .venv, it runs there, so that no second environment is kept up to date.
+DEMO := $(if $(wildcard $(STAMP)),.venv,build/demo)
 UV_HERE = UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETRIES=10 UV_PYTHON_DOWNLOADS=never
 SYNC = $(UV_HERE) UV_PROJECT_ENVIRONMENT=.venv $(UV) sync --locked --all-extras --python .tools/bin/python
 # What the dashboard has from others; the directory is not in the repository.
@@ -60,6 +62,10 @@ $(STAMP): pyproject.toml uv.lock | $(UV) $(ASSETS)
 	@$(SYNC)
 	@touch $@
 
+build/demo/.synced: pyproject.toml uv.lock | $(UV) $(ASSETS)
+	@$(UV_HERE) UV_PROJECT_ENVIRONMENT=build/demo $(UV) sync --locked --extra demo --no-default-groups --python .tools/bin/python
+	@touch $@
+
 $(BENCH_STAMP): $(STAMP)
 	@$(SYNC) --group bench
 	@touch $@
@@ -72,8 +78,8 @@ $(ASSETS): tools/assets.lock.json tools/assets.py | $(UV)
 	@.tools/bin/python tools/assets.py
 	@touch $@
 
-demo: setup ## A real Spark pipeline fed by a real queue, with a ledger at the end
-	@$(BIN)/sluiceway demo $(if $(INPUT),--input "$(INPUT)") $(if $(KILL),--kill "$(KILL)")
+demo: $(ASSETS) $(DEMO)/.synced ## A real Spark pipeline fed by a real queue, with a ledger at the end (needs no `make setup`)
+	@$(DEMO)/bin/sluiceway demo $(if $(INPUT),--input "$(INPUT)") $(if $(KILL),--kill "$(KILL)")
 
 # pytest compiles each test module when it first meets it. In a new checkout that is done once, beside the linters, and not by each worker.
 test: setup ## Lint, then every test but the slow ones
