@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit secrets sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale campaign soak crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-engines test-incidents fuzz fuzz-coverage hostile sim sim-bank spec spec-histories clean
+.PHONY: help setup demo test test-slow test-python e2e explore lint lint-workflows image test-image test-chart audit secrets sbom sizes dist release-check docs docs-serve bench bench-peers bench-scale campaign soak crash test-backup test-bucket test-cluster test-keys test-members test-rebalance test-tasks test-upgrade test-spark test-spark-versions test-engines test-incidents fuzz fuzz-coverage hostile sim sim-bank spec spec-histories clean
 
 # Container images often set it. The tests start hundreds of interpreters, and each would compile every module anew: twice the time in all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -238,6 +238,9 @@ test-upgrade: setup ## Upgrade a cluster and a server under load, there and back
 
 test-spark: setup ## Kill drivers, tasks and servers at every stage of real Spark queries, with a ledger over the sinks (ARGS='kills --rounds 1': some of it)
 	@$(BIN)/python -m tests.campaigns.spark $(ARGS)
+
+test-spark-versions: setup ## The Spark tests with other versions (PYTHONS='python3.12 python3.13' PYSPARKS='4.2 4.3'; PYSPARKS alone: this Python)
+	@$(BIN)/python -m tests.campaigns.spark versions $(PYTHONS:%=--python %) $(PYSPARKS:%=--pyspark %) $(ARGS)
 
 # An environment of its own: these take half a gigabyte that no other test needs.
 test-engines: $(UV) $(ASSETS) ## Polars, DuckDB, pandas, Daft and Ray Data on leased items, with killed workers, in build/engines (TORCH=1: PyTorch, too, of 5 GB)

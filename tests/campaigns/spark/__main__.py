@@ -18,7 +18,7 @@ from tests.campaigns.spark.control import run_control
 from tests.campaigns.spark.driver_kills import POINTS, run_kills
 from tests.campaigns.spark.shared import run_late, run_shared
 from tests.campaigns.spark.trouble import run_idle, run_moved, run_servers, run_workers
-from tests.campaigns.spark.versions import OTHERS, run_versions
+from tests.campaigns.spark.versions import OTHERS, OWN_PYTHON, run_versions
 from tests.campaigns.spark.volume import run_volume
 from tests.spark.spark_standalone_kills import run_standalone
 
@@ -76,8 +76,8 @@ class Campaign(command.Campaign):
         run_volume(report, self._new_folder(report.name), self._given.items)
 
     def versions(self, report: Report) -> None:
-        """the tests of Spark with the other PySpark that is supported"""
-        run_versions(report, self._new_folder(report.name), self._given.pyspark or OTHERS)
+        """the tests of Spark with the other PySpark that is supported; with other Pythons, too, if they are named"""
+        run_versions(report, self._new_folder(report.name), self._given.pyspark or OTHERS, self._given.python or (OWN_PYTHON,))
 
     @classmethod
     def _add_options(cls, parser: argparse.ArgumentParser) -> None:
@@ -87,6 +87,7 @@ class Campaign(command.Campaign):
         )
         parser.add_argument("--seed", type=int, default=1, help="of `shared`: for its outcomes, triggers and kills")
         parser.add_argument("--items", type=int, default=1_000_000, help="of `volume`")
+        parser.add_argument("--python", action="append", help="of `versions`: under this one, such as python3.13; may be repeated")
         parser.add_argument(
             "--pyspark", action="append", help=f"of `versions`: this version instead of {', '.join(OTHERS)}; may be repeated"
         )
