@@ -16,11 +16,13 @@ import pytest
 
 from sluiceway.client._sync import channel
 from sluiceway.client.direct import AGAIN
+from sluiceway.client.protocol import Call
 from sluiceway.kernel.errors import KINDS, SluicewayError
 from sluiceway.spark import server_calls
 from sluiceway.spark.options import Server
-from sluiceway.spark.server_calls import Client, about
+from sluiceway.spark.server_calls import Client, about, arrow_call
 from tests.server.server_process import closed_port
+from tests.spark.spark_world import until
 
 
 def client_of(url: str, request_timeout: int = 60_000, **options: Any) -> Client:
@@ -196,6 +198,92 @@ def test_arrow_is_sent_and_fetched() -> None:
         path, body = script.seen[0]
         assert path == "/v1/queue.produce?idempotency_key=a%2Fb+c"
         assert pa.ipc.open_stream(body).read_all().to_batches() == [batch]
+
+
+# ---- calls that are started, and finished later -----------------------------------------------------------------
+
+
+def produce_of(*payloads: bytes) -> Call[dict[str, Any]]:
+    batch = pa.record_batch({"payload": pa.array(payloads, pa.binary())})
+    return arrow_call("/v1/queue.produce", {"idempotency_key": payloads[0].decode()}, batch)
+
+
+def test_a_call_that_is_started_is_made_before_it_is_finished() -> None:
+    with scripted(OK, OK) as script:
+        client = client_of(script.url)
+        client.start(call := produce_of(b"a"))
+        until("the server has the call", lambda: len(script.seen) == 1)
+        assert client.finish(call) == {"fine": True}
+        client.start(call := produce_of(b"b"))
+        until("the server has the second call", lambda: len(script.seen) == 2)
+        assert client.finish(call) == {"fine": True}
+        client.close()
+        assert [path[-1] for path, _ in script.seen] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [problem(503, "unavailable"), problem(504, "outcome_unknown"), problem(429, "too_many_requests"), (503, b"<html>"), DROPPED],
+)
+def test_a_call_that_was_started_is_repeated_as_it_was(fault: tuple[int, bytes]) -> None:
+    with scripted(OK, fault, fault, OK) as script:
+        client = client_of(script.url)
+        client.call("/v1/queue.stats", {})
+        client.start(call := produce_of(b"a", b"b"))
+        assert client.finish(call) == {"fine": True}
+        client.close()
+        assert script.seen[1:] == [(call.path, bytes(call.body))] * 3
+
+
+def test_a_started_call_waits_as_long_as_the_server_asks_and_counts_its_time_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = [0.0]
+    set_clock(monkeypatch, lambda: sum(slept), slept.append)
+    with scripted((*problem(429, "rate_limited"), {"retry-after": "7"}), OK) as script:
+        client = client_of(script.url, 10_000)
+        client.start(call := produce_of(b"a"))
+        # As long as Spark takes to make the next rows.
+        slept.append(300.0)
+        client.finish(call)
+        client.close()
+    assert 307 < sum(slept) < 308
+
+
+def test_a_call_that_cannot_be_started_fails_when_it_is_finished() -> None:
+    with closed_port() as port:
+        client = client_of(f"http://127.0.0.1:{port}", 100)
+        client.start(call := produce_of(b"a"))
+        with pytest.raises(SluicewayError, match="cannot reach") as caught:
+            client.finish(call)
+    assert caught.value.code == "unavailable"
+
+
+def test_a_started_call_that_broke_off_may_have_happened_even_if_the_server_is_gone_now() -> None:
+    with scripted(OK, DROPPED) as script:
+        client = client_of(script.url, 100)
+        client.call("/v1/queue.stats", {})
+        client.start(call := produce_of(b"a"))
+        until("the server has the call", lambda: len(script.seen) == 2)
+        script.server.shutdown()
+        script.server.server_close()
+        with pytest.raises(SluicewayError) as caught:
+            client.finish(call)
+        client.close()
+    assert caught.value.code == "outcome_unknown"
+
+
+def test_the_answer_to_a_started_call_goes_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "slw_one")
+    with scripted((200, b'{"of": 1}'), (200, b'{"of": 2}'), (200, b'{"of": 3}'), (200, b'{"of": 4}')) as script:
+        client = client_of(script.url, api_key="env:KEY")
+        client.start(call := produce_of(b"a"))
+        until("the server has the call", lambda: len(script.seen) == 1)
+        assert client.call("/v1/queue.stats", {}) == {"of": 2}
+        client.start(call)
+        until("the server has the call", lambda: len(script.seen) == 3)
+        monkeypatch.setenv("KEY", "slw_two")
+        assert client.finish(call) == {"of": 4}
+        client.close()
+    assert script.keys == ["Bearer slw_one"] * 3 + ["Bearer slw_two"]
 
 
 # ---- direct -----------------------------------------------------------------------------------------------------

@@ -18,9 +18,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType, TimestampType
 
 from sluiceway.client._sync import channel
+from sluiceway.client.protocol import Call
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import session, sink
 from sluiceway.spark.options import sink_options
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.sink import BatchSink, StreamSink, Written
 from tests.server.server_guarded import guarded
 from tests.spark.spark_world import Server, server
@@ -302,6 +304,54 @@ def test_options_of_the_sink_that_do_not_go_together() -> None:
         with pytest.raises(SluicewayError) as refused:
             sink_options({**given, **wrong})
         assert refused.value.field == field, wrong
+
+
+# ---- chunks that are made ahead ---------------------------------------------------------------------------------------
+
+
+def test_the_next_chunk_is_made_while_one_is_stored_and_sent_when_it_is(
+    world: Server, task: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = world.create("ahead", partitions=1)
+    events: list[str] = []
+
+    def noted(name: str) -> None:
+        honest = getattr(Client, name)
+
+        def call(self: Client, sent: Call[Any]) -> Any:
+            events.append(f"{name} {sent.path.rpartition('%2F')[2]}")
+            return honest(self, sent)
+
+        monkeypatch.setattr(Client, name, call)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for n in range(3):
+            events.append(f"rows {n}")
+            yield from table(value=[str(n)]).to_batches()
+
+    noted("start")
+    noted("finish")
+    schema = table(value=["0"])
+    assert batch_sink(world, queue, schema, chunkItems="1").write(rows()) == Written(3, 3, 0)
+    assert events == ["rows 0", "start 0", "rows 1", "finish 0", "start 1", "rows 2", "finish 1", "start 2", "finish 2"]
+    assert [base64.b64decode(item["bytes"]) for item in items(world, queue)] == [b"0", b"1", b"2"]
+
+
+def test_chunks_are_cut_by_bytes_but_not_those_of_an_atomic_task(world: Server, task: dict[str, str]) -> None:
+    queue = world.create("wide")
+    rows = table(value=["x" * (1 << 20)] * 6)
+    assert batch_sink(world, queue, rows).write(iter(rows.to_batches(max_chunksize=4))) == Written(6, 2, 0)
+    assert batch_sink(world, queue, rows, atomic="true", writeId="whole").write(iter(rows.to_batches())) == Written(6, 1, 0)
+
+
+def test_a_chunk_that_is_refused_fails_the_write_before_the_next_is_sent(world: Server, task: dict[str, str]) -> None:
+    queue = world.create("refused-ahead", partitions=1)
+    first, other = table(value=["a", "b", "c"]), table(value=["a", "x", "c"])
+    writer = batch_sink(world, queue, first, chunkItems="1")
+    writer.write(iter(first.slice(0, 2).to_batches()))
+    with pytest.raises(SluicewayError, match=r"chunk w/3/1 was written before with other rows"):
+        writer.write(iter(other.to_batches()))
+    assert [base64.b64decode(item["bytes"]) for item in items(world, queue)] == [b"a", b"b"]
 
 
 # ---- back-pressure ----------------------------------------------------------------------------------------------------

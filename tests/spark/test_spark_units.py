@@ -44,7 +44,7 @@ def test_options_have_defaults_and_arrive_in_lower_case() -> None:
     options = source_options({**SOURCE, "maxitemspertrigger": "7", "holdfor": "2h"})
     assert (options.max_items_per_trigger, options.min_partitions, options.hold_for) == (7, 1, 7_200_000)
     assert options.server.request_timeout == 120_000
-    assert sink_options(SINK).chunk_items == 4_000
+    assert sink_options(SINK).chunk_items == 10_000
 
 
 @pytest.mark.parametrize("name", ["url", "queue", "consumer"])

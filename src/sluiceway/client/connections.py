@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from sluiceway.client.http_messages import Answer, AnswerParser, NoAnswerError, NotSentError, Origin, Request
 
@@ -141,10 +141,9 @@ class Connection:
         """Whether any of the answer to the last request has arrived."""
         return self._parser.has_head
 
-    def exchange(self, request: Request) -> Answer:
-        """Raises NoAnswerError."""
+    def receive(self) -> Answer:
+        """Return the answer to the request that was sent. Raises NoAnswerError."""
         parser = self._parser
-        self.send(request)
         while not parser.is_complete:
             if parser.missing() > CHUNK:
                 self._receive_rest()
@@ -153,6 +152,7 @@ class Connection:
         return parser.answer()
 
     def send(self, request: Request) -> None:
+        """Raises NoAnswerError."""
         self._parser.begin()
         if request.patience != self._patience:
             self._socket.settimeout(request.patience)
@@ -220,6 +220,14 @@ class Connection:
         self._socket.close()
 
 
+class Sent(NamedTuple):
+    """A request that was sent on `link`. `was_idle`: the connection had been idle."""
+
+    request: Request
+    link: Connection
+    was_idle: bool
+
+
 class Connections:
     """The pool for threads. It takes any number of concurrent calls, to one or several servers.
 
@@ -232,21 +240,38 @@ class Connections:
 
     def exchange(self, request: Request) -> Answer:
         """Send the request and return its answer. Raises NotSentError, NoAnswerError."""
+        return self.receive(self.send(request))
+
+    def send(self, request: Request) -> Sent:
+        """Send the request. `receive` returns its answer. Raises NotSentError, NoAnswerError."""
         link = self._take(request)
-        was_idle = link.is_reusable()
+        sent = Sent(request, link, link.is_reusable())
         try:
-            answer = link.exchange(request)
+            link.send(request)
         except BaseException as error:
-            if isinstance(error, NoAnswerError):
-                error.was_idle = was_idle and not link.has_answered and not isinstance(error.__cause__, TimeoutError)
-            self._drop(link)
+            self._failed(sent, error)
+            raise
+        return sent
+
+    def receive(self, sent: Sent) -> Answer:
+        """Return the answer to what `send` has sent. Raises NoAnswerError."""
+        link = sent.link
+        try:
+            answer = link.receive()
+        except BaseException as error:
+            self._failed(sent, error)
             raise
         if link.is_reusable():
-            for each in self._links.give_back(request.origin, link):
+            for each in self._links.give_back(sent.request.origin, link):
                 each.close()
         else:
             self._drop(link)
         return answer
+
+    def _failed(self, sent: Sent, error: BaseException) -> None:
+        if isinstance(error, NoAnswerError):
+            error.was_idle = sent.was_idle and not sent.link.has_answered and not isinstance(error.__cause__, TimeoutError)
+        self._drop(sent.link)
 
     @contextlib.contextmanager
     def stream(self, request: Request) -> Iterator[Iterator[Answer]]:

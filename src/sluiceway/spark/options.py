@@ -24,7 +24,10 @@ SOURCE = (*COMMON, *_LEASING, "payloadFormat")
 SINK = (*COMMON, "mode", "chunkItems", "writeId", "atomic", "badRows", "close")
 BROWSE = (*COMMON, "state", "payloadFormat")
 CONSUME = (*COMMON, "mode", "consumer", "maxItems", "minPartitions", "holdFor", "runs", "payloadFormat")
-CHUNK_ITEMS = 4_000
+CHUNK_ITEMS = MAX_ITEMS_ARROW
+"""Default of `chunkItems`: a row of 100 B in a chunk of 4,000 costs the server 1.4 times as much (docs/adr/0079-chunks-made-ahead.md)."""
+CHUNK_BYTES = 4 << 20
+"""Bytes at which a chunk is cut: a larger one saves a few percent at most, and holds up the others in its partition."""
 _EVERY = tuple(dict.fromkeys((*SOURCE, *SINK, *BROWSE, *CONSUME)))
 _STATES: tuple[BrowseState, ...] = ("ready", "leased", "scheduled")
 

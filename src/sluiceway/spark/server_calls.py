@@ -15,6 +15,7 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 from urllib.parse import urlencode
 
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 
 from sluiceway.client import protocol
 from sluiceway.client._sync.channel import Channel
-from sluiceway.client.connections import Connections
+from sluiceway.client.connections import Connections, Sent
 from sluiceway.client.errors import CallError
 from sluiceway.client.http_exchange import Endpoint
 from sluiceway.client.http_messages import Answer, ExchangeError, NoAnswerError, NotSentError, Request
@@ -79,16 +80,21 @@ class Client:
 
     def send_arrow(self, path: str, query: Mapping[str, object], batch: pa.RecordBatch) -> dict[str, Any]:
         """Send one Arrow stream of one batch, return JSON."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as stream:
-            stream.write_batch(batch)
-        # Not copied: a batch has megabytes.
-        body = cast(bytes, memoryview(sink.getvalue()))
         where = None
         if self._server.direct and "partition" in batch.schema.names:
             where = About(str(query["queue_name"]), numbers=pc.unique(batch.column("partition")).to_pylist())
-        read = protocol.decoder(dict).decode
-        return self._run(Call(f"{path}?{urlencode(query)}", body, read, True, content_type=ARROW, about=where))
+        return self._run(replace(arrow_call(path, query, batch), about=where))
+
+    def start(self, call: Call[Any]) -> None:
+        """Send a call to the configured server, and do not wait for the answer: `finish`, with the same call, returns it.
+
+        One call at a time. An error is kept for `finish`, which repeats the call, and which counts the time of all attempts.
+        """
+        self._connections.start(self._channel_to(self._server.request_timeout).endpoint.request(call))
+
+    def finish(self, call: Call[T]) -> T:
+        """Return the answer to a call that was started."""
+        return self._run(call)
 
     def fetch_arrow(self, path: str, body: Mapping[str, object], patience: Millis | None = None) -> pa.RecordBatchReader:
         """Send JSON, return one Arrow stream."""
@@ -101,13 +107,9 @@ class Client:
     def _run(self, call: Call[T], patience: Millis | None = None) -> T:
         server = self._server
         tried = server.request_timeout if patience is None else min(patience, server.request_timeout)
-        key = _key(server.api_key)
-        if self._channel is None or self._channel.endpoint.api_key != key:
-            endpoint = Endpoint(server.url, key)
-            self._channel = Channel(endpoint, server.request_timeout / 1000, direct=server.direct, transport=self._connections)
-        self._connections.deadline = time.monotonic() + tried / 1000
+        channel = self._channel_to(tried)
         try:
-            return self._channel.run(call, tried / 1000)
+            return channel.run(call, tried / 1000)
         except CallError as error:
             detail = f"{error.detail} ({call.path.partition('?')[0]})"
             if error.code in _ADVICE:
@@ -117,6 +119,25 @@ class Client:
             elif error.code == "unavailable":
                 detail += "; options url and caFile"
             raise SluicewayError(error.code if error.code in KINDS else "internal", detail, error.field) from None
+
+    def _channel_to(self, tried: Millis) -> Channel:
+        """The channel, with the present key, for a call that is tried for so long from now on."""
+        server, key = self._server, _key(self._server.api_key)
+        if self._channel is None or self._channel.endpoint.api_key != key:
+            endpoint = Endpoint(server.url, key)
+            self._channel = Channel(endpoint, server.request_timeout / 1000, direct=server.direct, transport=self._connections)
+        self._connections.deadline = time.monotonic() + tried / 1000
+        return self._channel
+
+
+def arrow_call(path: str, query: Mapping[str, object], batch: pa.RecordBatch) -> Call[dict[str, Any]]:
+    """A call whose body is one Arrow stream of one batch, answered in JSON. It must be repeatable."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    # Not copied: a batch has megabytes.
+    body = cast(bytes, memoryview(sink.getvalue()))
+    return Call(f"{path}?{urlencode(query)}", body, protocol.decoder(dict).decode, True, content_type=ARROW)
 
 
 def about(body: Mapping[str, Any]) -> About | None:
@@ -133,23 +154,34 @@ class _Connections(Connections):
         self._base = Endpoint(server.url, "")
         super().__init__(_authorities(server.ca_file) if self._base.origin.tls else None)
         self._owner_attempt = min(_OWNER_ATTEMPT, server.request_timeout / 2000)
+        self._started: tuple[Request, Sent | ExchangeError] | None = None
         self.deadline = 0.0
+
+    def start(self, request: Request) -> None:
+        """Send the request. The next `exchange` of it returns the answer, or raises what went wrong here."""
+        self._abandon()
+        try:
+            self._started = request, self.send(self._patient(request))
+        except ExchangeError as error:
+            self._started = request, error
 
     def exchange(self, request: Request) -> Answer:
         is_owner = request.origin != self._base.origin
-        longest = self._owner_attempt if is_owner else request.patience
-        patience = max(_LEAST_ATTEMPT, min(longest, self.deadline - time.monotonic()))
         try:
-            return self._repeated(request._replace(patience=patience))
+            return self._repeated(self._patient(request))
         except ExchangeError as error:
             if is_owner:
                 log.warning("%s:%d: %s; asking %s instead (option direct)", *request.origin[1:], error, self._base.url)
             raise
 
+    def _patient(self, request: Request) -> Request:
+        longest = self._owner_attempt if request.origin != self._base.origin else request.patience
+        return request._replace(patience=max(_LEAST_ATTEMPT, min(longest, self.deadline - time.monotonic())))
+
     def _repeated(self, request: Request) -> Answer:
         """Repeats the request on a new connection if the server had closed the idle one: all calls made here can be repeated."""
         try:
-            return super().exchange(request)
+            return self._first(request)
         except NoAnswerError as error:
             if not error.was_idle:
                 raise
@@ -158,6 +190,26 @@ class _Connections(Connections):
         except NotSentError as error:
             # The first one may have been carried out.
             raise NoAnswerError(str(error)) from error
+
+    def _first(self, request: Request) -> Answer:
+        """The first attempt, which may have been started."""
+        if self._started is None:
+            return super().exchange(request)
+        started, sent = self._started
+        if (started.origin, started.head, started.body) != (request.origin, request.head, request.body):
+            # Such as with a key that was replaced.
+            self._abandon()
+            return super().exchange(request)
+        self._started = None
+        if isinstance(sent, ExchangeError):
+            raise sent
+        return self.receive(sent)
+
+    def _abandon(self) -> None:
+        """Close the connection on which the answer to a started request would come, if there is one."""
+        started, self._started = self._started, None
+        if started is not None and isinstance(started[1], Sent):
+            self._drop(started[1].link)
 
 
 def _key(where: str) -> str:

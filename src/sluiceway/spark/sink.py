@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import parse_qs
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,14 +15,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, IntegerType, MapType, StringType, StructType, TimestampType
 
+from sluiceway.client.protocol import Call
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.model.chunks import MAX_CHUNK_BYTES, recut, row_bytes
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD, PRODUCED
 from sluiceway.spark.bad_rows import Sieve
 from sluiceway.spark.collector import spare_collector
-from sluiceway.spark.options import CHUNK_ITEMS, Server, SinkOptions
-from sluiceway.spark.server_calls import Client
+from sluiceway.spark.options import CHUNK_BYTES, CHUNK_ITEMS, Server, SinkOptions
+from sluiceway.spark.server_calls import Client, arrow_call
 from sluiceway.spark.task_clients import client_of_task
 from sluiceway.spark.worker_errors import plain_errors
 
@@ -132,13 +134,14 @@ class _Produce:
         sieve = Sieve(self._body, number, keep=options.bad_rows is not None)
         rows = (to_items(batch, self._body) for batch in sieve.good(map(in_lower_case, batches)) if batch.num_rows)
         sent = _whole(rows, number) if options.atomic else rows
-        written = _send_all(options.server, sent, options.chunk_items, prefix, sequence)
+        chunks = recut(sent, options.chunk_items, MAX_CHUNK_BYTES if options.atomic else CHUNK_BYTES)
+        written = _send_all(options.server, chunks, prefix, sequence)
         bad = sieve.bad()
         if options.bad_rows is not None and bad:
             # With default chunks, whatever this write's options: a repetition has the same keys. The queue's name separates them from
             # others' rows.
             elsewhere = replace(options.server, queue=options.bad_rows)
-            told = _send_all(elsewhere, iter(bad), CHUNK_ITEMS, f"{options.server.queue}/{prefix}", sequence)
+            told = _send_all(elsewhere, recut(bad, CHUNK_ITEMS, CHUNK_BYTES), f"{options.server.queue}/{prefix}", sequence)
             written = replace(written, bad=told.items)
         return written
 
@@ -177,36 +180,47 @@ def _whole(batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.Record
     yield from kept
 
 
-def _send_all(server: Server, batches: Iterator[pa.RecordBatch], chunk_items: int, prefix: str, sequence: int | None) -> Written:
-    """Write items in chunks keyed `prefix/number`; with a `sequence`, in groups that remember it."""
+def _send_all(server: Server, chunks: Iterator[pa.RecordBatch], prefix: str, sequence: int | None) -> Written:
+    """Write chunks of items, keyed `prefix/number`; with a `sequence`, in groups that remember it.
+
+    While the server stores a chunk, the next one is made. It is sent once the chunk before is stored, so rows stay in order.
+    """
     spare_collector()
-    items = chunks = deduplicated = 0
+    items = count = deduplicated = 0
+    sent: Call[dict[str, Any]] | None = None
     with client_of_task(server) as client:
-        for chunk in recut(batches, chunk_items):
+        for chunk in chunks:
             query: dict[str, object] = {"queue_name": server.queue, "request_timeout": client.server_wait}
             if sequence is None:
-                query["idempotency_key"] = f"{prefix}/{chunks}"
+                query["idempotency_key"] = f"{prefix}/{count}"
             else:
-                query["idempotency_key"] = f"{prefix}/{sequence}/{chunks}"
-                query["idempotency_group"] = f"{prefix}/{(sequence + chunks) % GROUPS}"
+                query["idempotency_key"] = f"{prefix}/{sequence}/{count}"
+                query["idempotency_group"] = f"{prefix}/{(sequence + count) % GROUPS}"
                 query["idempotency_sequence"] = sequence
-            answer = _send(client, query, chunk)
+            call = arrow_call("/v1/queue.produce", query, chunk)
+            if sent is not None:
+                deduplicated += _was_there(client, sent)
+            client.start(call)
+            sent = call
             items += chunk.num_rows
-            chunks += 1
-            deduplicated += bool(answer["deduplicated"])
-    return Written(items, chunks, deduplicated)
+            count += 1
+        if sent is not None:
+            deduplicated += _was_there(client, sent)
+    return Written(items, count, deduplicated)
 
 
-def _send(client: Client, query: dict[str, object], chunk: pa.RecordBatch) -> dict[str, Any]:
+def _was_there(client: Client, sent: Call[dict[str, Any]]) -> bool:
+    """Wait until the chunk is stored. Returns whether an earlier attempt had stored it."""
     try:
-        return client.send_arrow("/v1/queue.produce", query, chunk)
+        return bool(client.finish(sent)["deduplicated"])
     except SluicewayError as error:
         if error.code != "key_conflict":
             raise
+        key = parse_qs(sent.path.partition("?")[2])["idempotency_key"][0]
         raise SluicewayError(
             "key_conflict",
-            f"chunk {query['idempotency_key']} was written before with other rows: the repeated write has other rows, another "
-            "partitioning or another chunkItems than the first one",
+            f"chunk {key} was written before with other rows: the repeated write has other rows, another partitioning or another "
+            "chunkItems than the first one",
         ) from None
 
 

@@ -21,6 +21,9 @@ from sluiceway.spark.options import Server
 from sluiceway.spark.server_calls import Client
 from tests.campaigns.spark.hooks import HookedSource, reach
 
+CHUNK = "4000"
+"""Rows in a chunk of what is written to `out`: a task of 10,000 rows writes several."""
+
 OUTCOME = "case when int(text) % 10 = 3 and attempts = 1 then 'retry' when int(text) % 10 = 7 then 'dead' else 'done' end as outcome"
 
 
@@ -115,7 +118,7 @@ class Driver:
         if self._work.sinks == "settle":
             return rows.select("id", "outcome").writeStream.format("sluiceway").options(**to, queue="in", mode="settle")
         # Outcomes are left out, so every row is done when its batch is.
-        return rows.selectExpr("text as value").writeStream.format("sluiceway").options(**to, queue="out")
+        return rows.selectExpr("text as value").writeStream.format("sluiceway").options(**to, queue="out", chunkItems=CHUNK)
 
     def _each(self, batch: DataFrame, batch_id: int) -> None:
         """The batch into a folder that replaces that of an earlier try, appended to what is there, and into a queue; then its outcomes."""
@@ -126,7 +129,7 @@ class Driver:
         rows.write.mode("append").parquet(str(self._folder / "plain"))
         reach("plain", number)
         final = rows.where("outcome <> 'retry'").selectExpr("text as value")
-        to = {"url": self._work.url, "queue": "out", "writeId": f"{self._work.name}-{number}"}
+        to = {"url": self._work.url, "queue": "out", "writeId": f"{self._work.name}-{number}", "chunkItems": CHUNK}
         final.write.format("sluiceway").mode("append").options(**to).save()
         reach("queue", number)
         settle(rows.select("id", "outcome"), url=self._work.url, queue="in")

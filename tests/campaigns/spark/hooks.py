@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, InputPartition, 
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from sluiceway.client.protocol import Call
 from sluiceway.spark.format import SluicewaySource
 from sluiceway.spark.offsets import Offset
 from sluiceway.spark.server_calls import Client
@@ -157,6 +158,12 @@ def _hook_calls() -> None:
     """`leased-1` is reached when the first call of a batch to `/v1/queue.lease` was answered, and so on."""
     verbs = {"lease": "leased", "complete": "completed", "produce": "produced", "settle": "settled"}
 
+    def answered(path: str) -> None:
+        batch = _batch(path)
+        verb = verbs.get(path.rpartition(".")[2])
+        if batch and verb:
+            reach(f"{verb}-{_Calls.count(path, batch)}", batch)
+
     def hooked(name: str) -> None:
         honest = getattr(Client, name)
 
@@ -164,16 +171,21 @@ def _hook_calls() -> None:
             answer = honest(self, path, *more)
             if path == "/v1/queue.lease" and "complete" in more[0]:
                 reach("completed-1", _Reader.start)
-            batch = _batch(path)
-            verb = verbs.get(path.rpartition(".")[2])
-            if batch and verb:
-                reach(f"{verb}-{_Calls.count(path, batch)}", batch)
+            answered(path)
             return answer
 
         setattr(Client, name, call)
 
     hooked("call")
     hooked("send_arrow")
+    finish = Client.finish
+
+    def finished(self: Client, call: Call[Any]) -> Any:
+        answer = finish(self, call)
+        answered(call.path.partition("?")[0])
+        return answer
+
+    Client.finish = finished  # type: ignore[method-assign]
 
 
 if VARIABLE in os.environ:

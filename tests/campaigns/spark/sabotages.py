@@ -13,6 +13,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
+from sluiceway.client.protocol import Call
+from sluiceway.spark import server_calls, sink
 from sluiceway.spark.server_calls import Client
 from sluiceway.spark.source import LeaseStreamReader
 
@@ -34,12 +36,11 @@ def complete_early() -> None:
 
 def write_without_keys() -> None:
     """What is written again is there again."""
-    honest = Client.send_arrow
 
-    def send_arrow(self: Client, path: str, query: dict[str, Any], *more: Any) -> Any:
-        return honest(self, path, {name: value for name, value in query.items() if not name.startswith("idempotency")}, *more)
+    def arrow_call(path: str, query: dict[str, Any], batch: pa.RecordBatch) -> Call[dict[str, Any]]:
+        return server_calls.arrow_call(path, {name: value for name, value in query.items() if not name.startswith("idempotency")}, batch)
 
-    Client.send_arrow = send_arrow  # type: ignore[method-assign, assignment]
+    sink.arrow_call = arrow_call  # type: ignore[attr-defined, assignment]
 
 
 def forget_the_nonce() -> None:
