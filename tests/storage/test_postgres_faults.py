@@ -7,16 +7,17 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import psycopg
 import pytest
 
-from sluiceway.adapters.storage import postgres
-from sluiceway.adapters.storage.postgres import TAKEOVER_TIMEOUT, PostgresPartitionStore
+from sluiceway.adapters.storage import postgres_openings
+from sluiceway.adapters.storage.postgres import PostgresPartitionStore
+from sluiceway.adapters.storage.postgres_openings import TAKEOVER_TIMEOUT
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
-from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, Snapshot, StoreUnavailableError
+from sluiceway.ports.partition_store import Changes, Fence, FencedError, PartitionRef, Snapshot, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import FENCE, REF, after, cycle
 from tests.instance.instance_rig import eventually
@@ -167,7 +168,7 @@ async def test_a_commit_that_lands_after_the_next_owner_opened_is_shut_out(serve
 async def test_a_commit_that_lands_while_the_next_owner_opens_is_seen(
     server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "TAKEOVER_TIMEOUT", PATIENT)
+    monkeypatch.setattr(postgres_openings, "TAKEOVER_TIMEOUT", PATIENT)
     async with owner(server, schema) as (former, proxy), successor(server, schema) as present:
         held = Held(proxy, len(SYNC))
         late = asyncio.create_task(former.apply(REF, cycle(2), FENCE))
@@ -401,3 +402,178 @@ def test_the_killed_server_loses_what_was_not_asked_to_be_durable(server: Postgr
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         assert connection.execute("SELECT number FROM control").fetchall() == [(1,)]
         connection.execute("DROP TABLE control")
+
+
+# Openings in groups
+
+
+REFS = [REF._replace(partition=number) for number in range(8)]
+
+
+@contextlib.asynccontextmanager
+async def group_owner(server: PostgresServer, schema: str) -> AsyncIterator[tuple[PostgresPartitionStore, Proxy]]:
+    """As `owner`, of all REFS."""
+    async with owner(server, schema) as (store, proxy):
+        for ref in REFS[1:]:
+            await store.open(ref, FENCE)
+            assert await store.apply(ref, cycle(1), FENCE) is Outcome.DONE
+        yield store, proxy
+
+
+async def opened(store: PostgresPartitionStore, fence: Fence, refs: Sequence[PartitionRef] = REFS) -> list[Snapshot | BaseException]:
+    """Open all at once."""
+    return await asyncio.gather(*(store.open(ref, fence) for ref in refs), return_exceptions=True)
+
+
+@driven
+async def test_a_partition_whose_former_owner_hangs_holds_up_no_other(
+    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with group_owner(server, schema) as (former, proxy), successor(server, schema) as present:
+        monkeypatch.setattr(postgres_openings, "TAKEOVER_TIMEOUT", PATIENT)
+        held = Held(proxy, len(SYNC))
+        late = asyncio.create_task(former.apply(REFS[3], cycle(2), FENCE))
+        await held.holding.wait()
+        await eventually(lambda: holds_the_row(server))
+        opening = [asyncio.create_task(present.open(ref, NEXT)) for ref in REFS]
+        assert await asyncio.gather(*(opening[number] for number in range(8) if number != 3)) == [after(1)] * 7
+        await eventually(lambda: waiting_for_a_lock(server))
+        assert not opening[3].done()
+        held.release()
+        assert await opening[3] == after(2)
+        assert await late is Outcome.DONE
+
+
+@driven
+async def test_a_group_ends_the_transaction_of_a_former_owner_that_hangs(server: PostgresServer, schema: str) -> None:
+    async with group_owner(server, schema) as (former, proxy), successor(server, schema) as present:
+        held = Held(proxy, len(SYNC))
+        late = asyncio.create_task(former.apply(REFS[3], cycle(2, "b"), FENCE))
+        await held.holding.wait()
+        await eventually(lambda: holds_the_row(server))
+        assert await opened(present, NEXT) == [after(1)] * 8
+        held.release()
+        assert await late is Outcome.UNKNOWN
+        assert await present.apply(REFS[3], cycle(2), NEXT) is Outcome.DONE
+
+
+@driven
+async def test_a_turn_that_arrives_after_a_group_was_opened_is_refused(server: PostgresServer, schema: str) -> None:
+    async with group_owner(server, schema) as (former, proxy), successor(server, schema) as present:
+        held = Held(proxy, None)
+        late = asyncio.create_task(former.apply(REFS[3], cycle(2, "b"), FENCE))
+        await held.holding.wait()
+        assert await opened(present, NEXT) == [after(1)] * 8
+        held.release()
+        assert await late is Outcome.REFUSED
+        assert await present.browse(REFS[3]) == after(1)
+
+
+@driven
+async def test_a_group_waits_for_a_partition_that_another_owner_is_creating(server: PostgresServer, schema: str) -> None:
+    async with successor(server, schema) as store:
+        assert await store.open(REFS[0], FENCE) == Snapshot(0, None, {})
+        with psycopg.connect(server.dsn(), options=f"-c search_path={schema}") as other:
+            columns = "incarnation, partition, fence_era, fence_grant, fence_opening, txn, crc"
+            place = f"'{REF.incarnation}', 4"
+            other.execute(f"INSERT INTO partition ({columns}) VALUES ({place}, 0, 0, 1, 0, 0)".encode())
+            opening = asyncio.create_task(opened(store, NEXT))
+            # It hangs: its transaction is ended, and what it has created is gone.
+            assert await opening == [Snapshot(0, None, {})] * 8
+            with contextlib.suppress(psycopg.Error):
+                other.rollback()
+        assert [await store.apply(ref, cycle(1), NEXT) for ref in REFS] == [Outcome.DONE] * 8
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("message", range(1, 13))
+@driven
+async def test_a_line_cut_while_a_group_is_opened(server: PostgresServer, schema: str, message: int, whole: bool) -> None:
+    """At each of the messages of the transaction: before it reaches the server, or before its answer comes back."""
+    async with group_owner(server, schema) as (store, proxy), successor(server, schema) as other:
+        for ref in REFS[1::2]:
+            await store.drop(ref)
+        seen = 0
+
+        def treat(data: bytes) -> bytes:
+            nonlocal seen
+            seen += 1
+            if seen < message:
+                return data
+            proxy.treat = bytes
+            if whole:
+                proxy.answers = False
+                return data
+            asyncio.get_running_loop().call_soon(proxy.cut)
+            return b""
+
+        proxy.treat = treat
+        results = await opened(store, NEXT)
+        proxy.treat, proxy.answers = bytes, True
+        was = [Snapshot(0, None, {}) if number % 2 else after(1) for number in range(8)]
+        if not all(isinstance(result, StoreUnavailableError) for result in results):
+            # The group has fewer messages than that.
+            assert results == was
+        # All or none: what the store has not said of them was carried out in one transaction.
+        raised = [await other.apply(ref, cycle(snapshot.txn + 1), NEXT) for ref, snapshot in zip(REFS, was, strict=True)]
+        assert len(set(raised)) == 1
+        assert raised[0] is Outcome.DONE or not any(isinstance(result, Snapshot) for result in results)
+        after_all = [after(snapshot.txn + 1) for snapshot in was] if raised[0] is Outcome.DONE else was
+        # The next fence settles it, by the same store, which finds a new line by itself.
+        assert await opened(store, Fence(1, 3, 1)) == after_all
+        assert [await other.apply(ref, cycle(9), NEXT) for ref in REFS] == [Outcome.REFUSED] * 8
+
+
+@driven
+async def test_groups_on_a_hung_server_end_in_time(server: PostgresServer, schema: str) -> None:
+    store = PostgresPartitionStore(server.dsn(), schema=schema, statement_timeout=1_000)
+    assert await opened(store, FENCE) == [Snapshot(0, None, {})] * 8
+    server.pause()
+    try:
+        async with asyncio.timeout(30):
+            results = await opened(store, NEXT)
+    finally:
+        server.resume()
+    assert all(isinstance(result, StoreUnavailableError) for result in results)
+    assert await opened(store, Fence(1, 3, 1)) == [Snapshot(0, None, {})] * 8
+    await store.close()
+
+
+@driven
+async def test_fences_that_a_killed_server_has_confirmed_hold(server: PostgresServer, schema: str) -> None:
+    """Two owners take the same partitions from one another in groups, while the server is killed. No fence that was reported as raised is
+    below one that the partition has later."""
+    stores = [PostgresPartitionStore(server.dsn(), schema=schema, statement_timeout=PATIENT) for _ in range(2)]
+    highest = dict.fromkeys(REFS, Fence(0, 0, 0))
+    grants = itertools.count(1)
+    rounds, stop = 0, False
+
+    async def take(store: PostgresPartitionStore) -> None:
+        nonlocal rounds
+        while not stop:
+            fence = Fence(1, next(grants), 1)
+            before = dict(highest)
+            for ref, result in zip(REFS, await opened(store, fence), strict=True):
+                if isinstance(result, Snapshot):
+                    assert fence > before[ref]
+                    highest[ref] = max(highest[ref], fence)
+                    rounds += 1
+                else:
+                    assert isinstance(result, StoreUnavailableError | FencedError)
+
+    async with asyncio.TaskGroup() as group:
+        for store in stores:
+            group.create_task(take(store))
+        for _ in range(3):
+            goal = rounds + 80
+            await eventually(lambda goal=goal: rounds >= goal)  # type: ignore[misc]
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+        goal = rounds + 80
+        await eventually(lambda: rounds >= goal)
+        stop = True
+    for ref, fence in highest.items():
+        with pytest.raises(FencedError):
+            await stores[0].open(ref, Fence(1, fence.grant - 1, 9))
+    for store in stores:
+        await store.close()

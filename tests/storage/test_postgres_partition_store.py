@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import LiteralString
 
@@ -13,11 +14,13 @@ from psycopg import sql
 
 from sluiceway.adapters.storage import postgres
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
+from sluiceway.adapters.storage.postgres_connections import Link
+from sluiceway.adapters.storage.postgres_openings import MANY_RECORDS, MAX_GROUP
 from sluiceway.adapters.storage.postgres_schema import MIGRATIONS
 from sluiceway.instance.service import Service
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition
-from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionStore, RecordKind, StoreUnavailableError
+from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionStore, RecordKind, Snapshot, StoreUnavailableError
 from sluiceway.testing.drive import OpenStore, driven
 from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, PartitionStoreSuite, after, cycle
 from tests.instance.instance_rig import eventually, lease, payloads, produce, service_on, settle, spec, total
@@ -112,6 +115,80 @@ async def test_damaged_small_records_are_found(
         await store.browse(REF)
     assert await store.apply(REF, Changes(2, b""), NEXT) is Outcome.REFUSED  # the fence stayed where it was
     assert (await store.open(OTHER, NEXT)).txn == 1
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ("UPDATE record SET value = set_bit(value, 7, 1 - get_bit(value, 7)) WHERE partition_id = 1", "record lease:7"),
+        ("UPDATE partition SET header = NULL WHERE id = 1", "the header"),
+    ],
+)
+@driven
+async def test_damage_in_one_of_many_that_are_opened_at_once_is_its_own(
+    open_store: OpenStore[PartitionStore], server: PostgresServer, schema: str, damage: LiteralString, named: str
+) -> None:
+    store = await open_store()
+    await write(store)
+    execute(server, schema, damage)
+    new = REF._replace(partition=9)
+    damaged, *sound = await asyncio.gather(*(store.open(ref, NEXT) for ref in (REF, OTHER, new)), return_exceptions=True)
+    assert isinstance(damaged, DamagedError)
+    assert f"k7f3q2ma-0: {named} " in str(damaged)
+    assert [isinstance(each, BaseException) or each.txn for each in sound] == [1, 0]
+    assert await store.apply(REF, Changes(2, b""), NEXT) is Outcome.REFUSED  # the fence stayed where it was
+    assert await store.apply(OTHER, Changes(2, b""), NEXT) is Outcome.DONE
+    assert await store.apply(new, Changes(1, b""), NEXT) is Outcome.DONE
+    await store.close()
+
+
+# Openings in groups
+
+
+@driven
+async def test_many_openings_are_few_statements(open_store: OpenStore[PartitionStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    statements: list[str] = []
+    execute_one, run = Link.execute, Link.run
+
+    async def counted(link: Link, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[object, ...]]:
+        statements.append(query)
+        return await execute_one(link, query, params)
+
+    async def counted_script(link: Link, script: LiteralString | sql.Composed) -> None:
+        statements.append(str(script))
+        await run(link, script)
+
+    store = await open_store()
+    refs = [REF._replace(partition=number) for number in range(2 * MAX_GROUP + 1)]
+    assert {snapshot.txn for snapshot in await asyncio.gather(*(store.open(ref, FENCE) for ref in refs))} == {0}
+    # Not the last one, which is a group of its own, so opened alone; half of the others have a record.
+    for ref in refs[:-1:2]:
+        assert await store.apply(ref, cycle(1), FENCE) is Outcome.DONE
+    monkeypatch.setattr(Link, "execute", counted)
+    monkeypatch.setattr(Link, "run", counted_script)
+    found = await asyncio.gather(*(store.open(ref, NEXT) for ref in refs[:-1]))
+    assert list(found) == [Snapshot(0, None, {}) if number % 2 else after(1) for number in range(2 * MAX_GROUP)]
+    # Begin, lock, read, raise, commit.
+    assert len(statements) == 2 * 5
+    statements.clear()
+    await asyncio.gather(*(store.open(ref, Fence(1, 3, 1)) for ref in refs[1:-1:2]))
+    # Without records: nothing is read.
+    assert len(statements) == 4
+    await store.close()
+
+
+@driven
+async def test_a_partition_of_many_records_does_not_hold_up_its_group(open_store: OpenStore[PartitionStore]) -> None:
+    store = await open_store()
+    refs = [REF._replace(partition=number) for number in range(3)]
+    puts = {ref: {(RecordKind.KEY, f"{number}"): b"" for number in range(MANY_RECORDS - 1 + ref.partition)} for ref in refs}
+    for ref in refs:
+        await store.open(ref, FENCE)
+        assert await store.apply(ref, Changes(1, b"", puts=dict(puts[ref])), FENCE) is Outcome.DONE
+    found = await asyncio.gather(*(store.open(ref, NEXT) for ref in refs))
+    assert [snapshot.records for snapshot in found] == [puts[ref] for ref in refs]
+    assert await asyncio.gather(*(store.apply(ref, Changes(2, b""), FENCE) for ref in refs)) == [Outcome.REFUSED] * 3
     await store.close()
 
 

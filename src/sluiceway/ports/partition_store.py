@@ -97,6 +97,8 @@ class PartitionStore(Protocol):
         When this returns, no `apply` with a lower fence can land any more, and the snapshot shows every one that did. Raises FencedError if
         this fence or a higher one has opened it, DamagedError, StoreUnavailableError. An owner never uses a fence twice, so the same fence
         means a second owner: two writers under one fence would take each other's cycles for their own.
+
+        A store may open partitions together for which that is asked at the same moment. Each then has its own result, as if alone.
         """
         ...
 

@@ -349,6 +349,79 @@ class PartitionStoreSuite:
             for ref in refs:
                 group.create_task(work(ref))
 
+    # Many openings at the same moment, which a store may carry out together
+
+    @with_store
+    async def test_each_of_many_openings_has_its_own_result(self, store: PartitionStore) -> None:
+        refs = [PartitionRef(incarnation, number) for incarnation in ("aaaaaaaa", "bbbbbbbb") for number in range(20)]
+        old, higher, lost, missing, new = refs[:5], refs[5:10], refs[10:15], refs[15:20], refs[20:]
+        for ref in [*old, *higher, *lost]:
+            await store.open(ref, FENCE if ref not in higher else Fence(1, 2, 9))
+            assert await store.apply(ref, cycle(1), FENCE) is (Outcome.REFUSED if ref in higher else Outcome.DONE)
+        least = {ref: Least(FENCE, 2 if ref in lost else 1) for ref in refs if ref not in new and ref not in higher}
+        fence = Fence(1, 2, 1)
+        results = await asyncio.gather(*(store.open(ref, fence, least.get(ref)) for ref in refs), return_exceptions=True)
+        for ref, result in zip(refs, results, strict=True):
+            name = f"{ref.incarnation}-{ref.partition} "
+            if ref in higher:
+                assert isinstance(result, FencedError)
+                assert name in str(result)
+            elif ref in lost or ref in missing:
+                assert isinstance(result, LostError)
+                assert name in str(result)
+            else:
+                assert result == (after(1) if ref in old else EMPTY)
+        for ref in refs:
+            # Exactly those fences were raised whose opening succeeded.
+            done = await store.apply(ref, cycle(2 if ref in old else 1), fence)
+            assert done is (Outcome.DONE if ref in old or ref in new else Outcome.REFUSED)
+        assert [await store.apply(ref, cycle(2), FENCE) for ref in lost] == [Outcome.DONE] * len(lost)
+
+    @with_store
+    async def test_many_openings_show_what_each_partition_has(self, store: PartitionStore) -> None:
+        refs = [PartitionRef("k7f3q2ma", number) for number in range(30)]
+        expected = {}
+        for ref in refs:
+            await store.open(ref, FENCE)
+            # From none to many records.
+            puts = {(kind, f"{number}"): os.urandom(20) for kind in RecordKind for number in range(ref.partition)}
+            if ref.partition % 3:
+                assert await store.apply(ref, Changes(1, b"%d" % ref.partition, puts=dict(puts)), FENCE) is Outcome.DONE
+            expected[ref] = Snapshot(1, b"%d" % ref.partition, puts) if ref.partition % 3 else EMPTY
+        for opening in (2, 3):
+            found = await asyncio.gather(*(store.open(ref, Fence(1, 1, opening), Least(FENCE)) for ref in reversed(refs)))
+            assert {ref: snapshot.whole() for ref, snapshot in zip(reversed(refs), found, strict=True)} == expected
+
+    @with_store
+    async def test_many_openings_shut_out_former_owners(self, store: PartitionStore) -> None:
+        refs = [PartitionRef("k7f3q2ma", number) for number in range(20)]
+        await asyncio.gather(*(store.open(ref, FENCE) for ref in refs))
+
+        async def both(ref: PartitionRef) -> tuple[Outcome, Snapshot]:
+            return await asyncio.gather(store.apply(ref, cycle(1), FENCE), store.open(ref, Fence(1, 2, 1)))
+
+        for ref, (outcome, snapshot) in zip(refs, await asyncio.gather(*map(both, refs)), strict=True):
+            # Whichever came first, the opening has seen it or shuts it out.
+            assert (outcome, snapshot.txn) in ((Outcome.DONE, 1), (Outcome.REFUSED, 0), (Outcome.UNKNOWN, 0), (Outcome.UNKNOWN, 1))
+            assert snapshot == (after(1) if snapshot.txn else EMPTY)
+            assert await store.apply(ref, cycle(snapshot.txn + 1, "b"), FENCE) is Outcome.REFUSED
+            assert await store.browse(ref) == snapshot
+
+    @with_store
+    async def test_a_cancelled_opening_takes_no_other_along(self, store: PartitionStore) -> None:
+        refs = [PartitionRef("k7f3q2ma", number) for number in range(12)]
+        for opening in range(1, 5):
+            fence = Fence(1, 1, opening)
+            tasks = [asyncio.create_task(store.open(ref, fence)) for ref in refs]
+            for _ in range(opening):
+                await asyncio.sleep(0)
+            for task in tasks[::2]:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert results[1::2] == [EMPTY] * (len(refs) // 2)
+            # One that has begun is carried to its end, and settled by the next fence.
+        assert await asyncio.gather(*(store.open(ref, Fence(1, 1, 9)) for ref in refs)) == [EMPTY] * len(refs)
+
     @with_store
     async def test_a_cancelled_caller_leaves_no_half_cycle(self, store: PartitionStore) -> None:
         fence, txn = FENCE, 0

@@ -6,8 +6,7 @@ docs/adr/0007-postgres-layout.md has the reasons and the measurements behind the
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, LiteralString, TypeVar
 from zlib import crc32
 
@@ -15,6 +14,21 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
+from sluiceway.adapters.storage.postgres_openings import Openings
+from sluiceway.adapters.storage.postgres_rows import (
+    LOCK,
+    LOOK,
+    RECORDS,
+    check_row,
+    encoded,
+    fence_of,
+    name_of,
+    place_of,
+    record_crc,
+    row_crc,
+    snapshot_of,
+    translated,
+)
 from sluiceway.adapters.storage.postgres_schema import MIGRATIONS, Schema, identity_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
@@ -22,42 +36,17 @@ from sluiceway.ports.partition_store import (
     Changes,
     DamagedError,
     Fence,
-    FencedError,
     Least,
-    LostError,
     PartitionRef,
-    RecordKey,
-    RecordKind,
     Snapshot,
     StoreUnavailableError,
 )
 
 T = TypeVar("T")
 
-_KINDS = {kind.value.encode(): kind for kind in RecordKind}
-
-TAKEOVER_TIMEOUT: Millis = 500
-"""Milliseconds that `open` waits for a transaction in flight before it ends that transaction's connection."""
-
 DROP_ROWS = 1_000
 """Rows deleted per statement of `drop`, so that a large partition stays within the statement time-out."""
 
-_FIELDS: LiteralString = "id, fence_era, fence_grant, fence_opening, txn, header, crc"
-_LOOK: LiteralString = f"SELECT {_FIELDS} FROM partition WHERE incarnation = %s AND partition = %b"
-
-_LOCK: LiteralString = f"{_LOOK} FOR UPDATE"
-
-# Creates the row or locks the existing one, and returns its newest state either way.
-_CLAIM: LiteralString = f"""
-INSERT INTO partition (incarnation, partition, fence_era, fence_grant, fence_opening, txn, header, crc)
-VALUES (%s, %b, %b, %b, %b, 0, NULL, %b)
-ON CONFLICT (incarnation, partition) DO UPDATE SET txn = partition.txn
-RETURNING {_FIELDS}, xmax = 0"""
-_MADE = 7
-"""Index of `xmax = 0` in the row: the row was newly created."""
-_RAISE = "UPDATE partition SET fence_era = %b, fence_grant = %b, fence_opening = %b, crc = %b WHERE id = %b"
-_RECORDS = "SELECT key, crc, value FROM record WHERE partition_id = %b"
-_END_BLOCKERS = "SELECT pg_terminate_backend(pid) FROM unnest(pg_blocking_pids(%b::int)) AS pid"
 _READ = """
 SELECT wanted.number, found.crc, found.data FROM partition, unnest(%b::int8[]) AS wanted (number), LATERAL (
     SELECT crc, data FROM blob WHERE blob.partition_id = partition.id AND blob.number = wanted.number LIMIT 1) AS found
@@ -114,6 +103,7 @@ class PostgresPartitionStore:
     def __init__(self, dsn: str, *, schema: str = "sluiceway", max_connections: int = 8, statement_timeout: Millis = 10_000) -> None:
         self._connections = Connections(dsn, schema, max_connections, statement_timeout)
         self._schema = Schema(self._connections, schema, MIGRATIONS)
+        self._openings = Openings(self._connections, self._schema)
         self._calls: set[asyncio.Task[Any]] = set()
 
     def at_once(self, ref: PartitionRef) -> bool:
@@ -123,7 +113,7 @@ class PostgresPartitionStore:
         return await self._carry_out(self._identify(new))
 
     async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
-        return await self._carry_out(self._open(ref, fence, least))
+        return await self._openings.open(ref, fence, least)
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         return await self._carry_out(self._apply(ref, changes.txn, fence, *_cycle(ref, changes, fence)))
@@ -143,6 +133,7 @@ class PostgresPartitionStore:
     async def close(self) -> None:
         if self._calls:
             await asyncio.wait(self._calls)
+        await self._openings.close()
         await self._connections.close()
 
     async def _carry_out(self, call: Coroutine[Any, Any, T]) -> T:
@@ -160,48 +151,6 @@ class PostgresPartitionStore:
         except psycopg.Error as error:
             raise StoreUnavailableError(f"schema {self._schema.name}: {error}") from error
 
-    async def _open(self, ref: PartitionRef, fence: Fence, least: Least | None) -> Snapshot:
-        with _translated(ref):
-            async with self._schema.link() as link:
-                # Checked before locking: a former owner must not end the current owner's transactions.
-                for row in await link.execute(_LOOK, _place(ref)):
-                    _check_fence(ref, row, fence)
-                async with link.transaction():
-                    row = await self._claim(link, ref, fence, least)
-                    _check_row(ref, row)
-                    if least is not None or not row[_MADE]:
-                        _check_fence(ref, row, fence)
-                    LostError.check(_name(ref), Least(Fence(*row[1:4]), row[4]), least)
-                    number, txn, header = row[0], row[4], row[5]
-                    await link.execute(_RAISE, [*map(Int8, fence), Int8(_row_crc(fence, txn, header)), Int8(number)])
-                    # A separate statement, so that it sees everything committed before the row was locked.
-                    return await _load(link, ref, row)
-
-    async def _claim(self, link: Link, ref: PartitionRef, fence: Fence, least: Least | None) -> tuple[Any, ...]:
-        """Lock the partition's row, which excludes every other transaction that would change the partition."""
-        if least is None:
-            params = [*_place(ref), *map(Int8, fence), Int8(_row_crc(fence, 0, None))]
-            claiming = asyncio.create_task(link.execute(_CLAIM, params))
-        else:
-            claiming = asyncio.create_task(link.execute(_LOCK, _place(ref)))
-        done, _ = await asyncio.wait([claiming], timeout=TAKEOVER_TIMEOUT / 1000)
-        if not done:
-            # If this fails, claiming fails too, at its lock time-out.
-            with contextlib.suppress(StoreUnavailableError, psycopg.Error):
-                await self._end_blockers(link.backend_pid)
-        rows = await claiming
-        if not rows:
-            LostError.check(_name(ref), None, least)
-        return rows[0]
-
-    async def _end_blockers(self, backend_pid: int) -> None:
-        """Terminate the connections whose locks that backend waits for. Their uncommitted work is undone."""
-        helper = await self._connections.connect()
-        try:
-            await helper.execute(_END_BLOCKERS, [Int8(backend_pid)])
-        finally:
-            await helper.close()
-
     async def _apply(self, ref: PartitionRef, txn: int, fence: Fence, query: LiteralString, params: list[object]) -> Outcome:
         try:
             async with self._schema.link() as link:
@@ -211,26 +160,26 @@ class PostgresPartitionStore:
             return Outcome.REFUSED
 
     async def _read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
-        with _translated(ref):
+        with translated(ref):
             async with self._schema.link() as link:
-                rows = await link.execute(_READ, [[*map(Int8, blobs)], *_place(ref)])
+                rows = await link.execute(_READ, [[*map(Int8, blobs)], *place_of(ref)])
         for number, crc, data in rows:
             if crc32(data) != crc:
-                raise DamagedError(f"partition {_name(ref)}: blob {number} failed its checksum")
+                raise DamagedError(f"partition {name_of(ref)}: blob {number} failed its checksum")
         return {number: data for number, _, data in rows}
 
     async def _browse(self, ref: PartitionRef) -> Snapshot:
-        with _translated(ref):
+        with translated(ref):
             async with self._schema.link() as link, link.transaction("ISOLATION LEVEL REPEATABLE READ READ ONLY"):
-                for row in await link.execute(_LOOK, _place(ref)):
-                    _check_row(ref, row)
-                    return await _load(link, ref, row)
+                for row in await link.execute(LOOK, place_of(ref)):
+                    check_row(ref, row)
+                    return snapshot_of(ref, row, await link.execute(RECORDS, [Int8(row[0])]))
         return Snapshot(0, None, {})
 
     async def _drop(self, ref: PartitionRef) -> None:
-        with _translated(ref):
+        with translated(ref):
             async with self._schema.link() as link, link.transaction():
-                for row in await link.execute(_LOCK, _place(ref)):
+                for row in await link.execute(LOCK, place_of(ref)):
                     number = Int8(row[0])
                     for statement in (_DROP_BLOBS, _DROP_RECORDS):
                         while await link.execute(statement, [number, Int8(DROP_ROWS)]):
@@ -247,18 +196,18 @@ async def _commit(link: Link, ref: PartitionRef, txn: int, fence: Fence, query: 
             return Outcome.UNKNOWN
         if found:
             return Outcome.DONE
-        rows = await link.execute(_LOOK, _place(ref))
+        rows = await link.execute(LOOK, place_of(ref))
     except psycopg.Error:
         # An error on a surviving connection came in place of the commit. On a broken connection, the commit may be on its way.
         return Outcome.UNKNOWN if link.closed else Outcome.REFUSED
-    return Outcome.DONE if any(Fence(*row[1:4]) == fence and row[4] >= txn for row in rows) else Outcome.REFUSED
+    return Outcome.DONE if any(fence_of(row) == fence and row[4] >= txn for row in rows) else Outcome.REFUSED
 
 
 def _cycle(ref: PartitionRef, changes: Changes, fence: Fence) -> tuple[LiteralString, list[object]]:
     """The statement that carries out the changes, and its parameters."""
-    crc = Int8(_row_crc(fence, changes.txn, changes.header))
+    crc = Int8(row_crc(fence, changes.txn, changes.header))
     parts = [_CYCLE]
-    params: list[object] = [Int8(changes.txn), changes.header, crc, *_place(ref), *map(Int8, fence), Int8(changes.txn - 1)]
+    params: list[object] = [Int8(changes.txn), changes.header, crc, *place_of(ref), *map(Int8, fence), Int8(changes.txn - 1)]
     if changes.dropped_blobs:
         parts.append(_DROPPED_BLOBS)
         params.append([*map(Int8, changes.dropped_blobs)])
@@ -273,59 +222,9 @@ def _cycle(ref: PartitionRef, changes: Changes, fence: Fence) -> tuple[LiteralSt
         params += [numbers, [Int8(crc32(data)) for data in blobs], blobs, numbers]
     if changes.deletes:
         parts.append(_DELETES)
-        params.append([_encoded(key) for key in changes.deletes])
+        params.append([encoded(key) for key in changes.deletes])
     if changes.puts:
         parts.append(_PUTS)
-        keys, values = [_encoded(key) for key in changes.puts], list(changes.puts.values())
-        params += [keys, [Int8(_record_crc(key, value)) for key, value in zip(keys, values, strict=True)], values]
+        keys, values = [encoded(key) for key in changes.puts], list(changes.puts.values())
+        params += [keys, [Int8(record_crc(key, value)) for key, value in zip(keys, values, strict=True)], values]
     return "".join([*parts, _CYCLE_END]), params
-
-
-async def _load(link: Link, ref: PartitionRef, row: tuple[Any, ...]) -> Snapshot:
-    records: dict[RecordKey, bytes] = {}
-    for key, crc, value in await link.execute(_RECORDS, [Int8(row[0])]):
-        kind, _, name = key.partition(b":")
-        if kind not in _KINDS or _record_crc(key, value) != crc:
-            raise DamagedError(f"partition {_name(ref)}: record {key.decode(errors='replace')} failed its checksum")
-        records[_KINDS[kind], name.decode()] = value
-    return Snapshot(row[4], row[5], records)
-
-
-def _check_row(ref: PartitionRef, row: tuple[Any, ...]) -> None:
-    if _row_crc(Fence(*row[1:4]), row[4], row[5]) != row[6]:
-        raise DamagedError(f"partition {_name(ref)}: the header failed its checksum")
-
-
-def _check_fence(ref: PartitionRef, row: tuple[Any, ...], fence: Fence) -> None:
-    FencedError.check(_name(ref), Fence(*row[1:4]), fence)
-
-
-def _place(ref: PartitionRef) -> list[object]:
-    return [ref.incarnation, Int8(ref.partition)]
-
-
-def _name(ref: PartitionRef) -> str:
-    return f"{ref.incarnation}-{ref.partition}"
-
-
-def _encoded(key: RecordKey) -> bytes:
-    return f"{key[0].value}:{key[1]}".encode()
-
-
-def _record_crc(key: bytes, value: bytes) -> int:
-    return crc32(value, crc32(key))
-
-
-def _row_crc(fence: Fence, txn: int, header: bytes | None) -> int:
-    # The flag distinguishes a header that was never written from an empty one.
-    return crc32(header or b"", crc32(f"{fence.era}.{fence.grant}.{fence.opening}.{txn}.{header is None}".encode()))
-
-
-@contextlib.contextmanager
-def _translated(ref: PartitionRef) -> Iterator[None]:
-    try:
-        yield
-    except (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted) as error:
-        raise DamagedError(f"partition {_name(ref)}: the server found damage ({error})") from error
-    except psycopg.Error as error:
-        raise StoreUnavailableError(f"partition {_name(ref)}: {error}") from error
