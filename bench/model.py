@@ -67,6 +67,10 @@ RESOURCE_ITEM = 15
 PACKED_PLAN_ITEM = 5.3
 """Bytes per partition in a plan that is packed, while all partitions move."""
 PACKED_RESOURCE_ITEM = 0.1
+PLAN_HERE = 4e-6
+"""Seconds of the member that seals, per partition: to plan, and to pack the plan."""
+READ_PLAN_HERE = 0.7e-6
+"""Seconds of each member, per partition, to unpack a plan and to look up its owners."""
 QUEUE_ITEM = 24
 """Bytes per partition in the queues' records."""
 
@@ -190,13 +194,15 @@ def cost(store: Store, at: Setting) -> Cost:
     forwarded = at.strays * n * at.calls / 3 * (n - 1) / n
     forward_share = forwarded / n * 2 * at.call_here
     commit_line = commits * store.commit if store.serial else 0.0
-    # Each member marks itself and, with its next beat, confirms that it has stopped; add the opening and the seal.
-    marks = (n + 2) * store.commit if store.serial else 3 * store.commit
+    # A mark is a beat, so a member has no other commit in the line then, unless it is full: one beat each before. Add opening and seal.
+    before = n * store.commit if commit_line > 1 else 0.0
+    marks = before + (n + 2) * store.commit if store.serial else 3 * store.commit
     # Those who seal see the last mark of a large group at their next look.
-    notice = at.beat / LOOKS_A_BEAT if at.quiet and n > FEW else 0.0
+    notice = min(at.beat / LOOKS_A_BEAT, SETTLE) if at.quiet and n > FEW else 0.0
+    planning = (PLAN_HERE + READ_PLAN_HERE) * at.partitions
     # Everybody reads the records of all, twice, and the plan.
     reading = 2 * _look_costs(store, at, n)[0] * n / at.cores + n * plan / 1e6 / at.network
-    round_s = SETTLE + notice + marks / max(0.05, 1 - commit_line) + reading
+    round_s = SETTLE + notice + marks + planning + reading
     verdicts = [
         (n > MAX_MEMBERS, f"{MAX_MEMBERS} members are the limit"),
         (not _fits(at), "the plan does not fit into a commit"),

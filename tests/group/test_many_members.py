@@ -29,6 +29,7 @@ from sluiceway.core.group.group_records import (
 )
 from sluiceway.core.group.heartbeats import Beating
 from sluiceway.core.group.load_balance import open_round
+from sluiceway.core.group.member import Member
 from sluiceway.core.group.rounds import Rounds
 
 KEYS = Keys("partitions")
@@ -104,6 +105,37 @@ def test_a_round_of_a_thousand_is_sealed_and_the_next_one_clears_its_marks() -> 
     opening = open_round(crowd.look(), KEYS, ())
     assert opening.deletes == [*crowd.store.read().prefix(KEYS.marks)]
     assert crowd.look().marks == frozenset()
+
+
+def test_those_who_seal_look_for_marks_as_often_as_a_round_settles() -> None:
+    """With rare beats an eighth of one is longer, and all members wait for the seal."""
+    times = Parameters(settle_timeout=100, round_interval=200, beat_interval=2_000, lease_timeout=12_000, member_timeout=16_000)
+    resource = Resource(items=ITEMS, parameters=times)
+    crowd = Crowd()
+    crowd.commit(crowd.rounds._open(crowd.look(), "a test"))
+    crowd.mark([CROWD[0], CROWD[500]])
+    look = crowd.look()
+    assert crowd.rounds.next(look, resource) == (None, look.seen_at + times.settle_timeout)
+    another = Beating(KEYS, CROWD[500])
+    another.note(look)
+    writes, wake_at = Rounds(another).next(look, resource)
+    assert writes is None
+    assert wake_at > look.seen_at + times.beat_interval
+
+
+def test_a_mark_is_a_beat_so_a_round_is_a_commit_of_each_member() -> None:
+    crowd = Crowd()
+    member = Member(KEYS, CROWD[5])
+    crowd.commit(crowd.rounds._open(crowd.look(), "a test"))
+    decision = member.look(crowd.look(10))
+    assert decision.writes is not None
+    assert {*decision.writes.puts} >= {KEYS.mark(1, CROWD[5]), KEYS.member(CROWD[5])}
+    assert crowd.store.commit(decision.writes)
+    look = crowd.look(10)
+    decision = member.look(look)
+    # The next one comes a beat later.
+    assert decision.writes is None
+    assert decision.wake_at >= look.seen_at + PARAMETERS.beat_interval - 10
 
 
 def test_of_many_that_are_silent_each_round_gives_up_some_and_waits_for_the_rest() -> None:

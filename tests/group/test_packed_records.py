@@ -104,6 +104,20 @@ def test_a_resource_comes_back(items: set[str], limits: dict[str, int], pins: di
         assert decode_record(encode_record(resource), Resource) == resource
 
 
+def test_a_large_record_is_packed_without_being_written_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [f"{number}" for number in range(MAX_PLAIN // 3 + 1)]
+    for record in (Resource(items=tuple(sorted(some))), Plan(round=9, era=2, resource_version=3, owners={"a": dict.fromkeys(some, 1)})):
+        plain = msgspec.json.encode(record)
+        assert len(plain) > MAX_PLAIN
+        written: list[object] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(msgspec.json, "encode", written.append)
+            stored = encode_record(record)
+        assert not written
+        assert stored.startswith(PACKED)
+        assert decode_record(stored, type(record)) == record
+
+
 def packed_or_not(record: msgspec.Struct) -> bool:
     stored = encode_record(record)
     assert decode_record(stored, type(record)) == record

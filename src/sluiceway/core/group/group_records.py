@@ -36,6 +36,8 @@ MAX_PLAIN = 32_768
 """Bytes up to which a resource or a plan is JSON, as all other records are. Larger ones are packed."""
 PACKED = b"\x01"
 """First byte of a packed record."""
+_LEAST_OF_ITEM = 3
+"""Bytes of JSON, at least, for an item of a plan or a resource: its quotes and a comma."""
 _INFLATION = 1_024
 """Bytes, at most, by which compression grows what cannot be compressed."""
 _OTHER_RECORDS = 4_096
@@ -279,19 +281,27 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_record(record: msgspec.Struct) -> bytes:
     """Return the record as it is stored."""
-    plain = msgspec.json.encode(record)
-    if len(plain) <= MAX_PLAIN:
+    plain = None if _is_surely_large(record) else msgspec.json.encode(record)
+    if plain is not None and len(plain) <= MAX_PLAIN:
         return plain
     packed: object = None
     if isinstance(record, Plan) and (owners := pack_owners(record.owners, record.waits)) is not None:
         packed = (msgspec.structs.replace(record, owners={}, waits={}), owners)
     elif isinstance(record, Resource):
         packed = (msgspec.structs.replace(record, items=()), pack_names(record.items))
-    if packed is None:
-        return plain
-    encoded = PACKED + zlib.compress(msgspec.msgpack.encode(packed), 1)
-    # All ownership rests on it: what would come back otherwise is stored as it is.
-    return encoded if decode_record(encoded, type(record)) == record else plain
+    if packed is not None:
+        encoded = PACKED + zlib.compress(msgspec.msgpack.encode(packed), 1)
+        # All ownership rests on it: what would come back otherwise is stored as it is.
+        if decode_record(encoded, type(record)) == record:
+            return encoded
+    return msgspec.json.encode(record) if plain is None else plain
+
+
+def _is_surely_large(record: msgspec.Struct) -> bool:
+    """Whether its JSON is longer than MAX_PLAIN, as far as the number of items tells: it need not be written then."""
+    if isinstance(record, Plan):
+        return _LEAST_OF_ITEM * sum(map(len, record.owners.values())) > MAX_PLAIN
+    return isinstance(record, Resource) and _LEAST_OF_ITEM * len(record.items) > MAX_PLAIN
 
 
 def decode_record(data: bytes, kind: type[Record]) -> Record:

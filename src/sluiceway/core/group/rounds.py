@@ -35,7 +35,7 @@ from sluiceway.core.group.group_records import (
     pinned,
 )
 from sluiceway.core.group.heartbeats import FEW, Beating
-from sluiceway.core.group.plan import NO_PINS, moves, sticky
+from sluiceway.core.group.plan import NO_PINS, sticky
 from sluiceway.kernel.clock import Millis
 
 SEALERS = 3
@@ -99,7 +99,11 @@ class Rounds:
         """The round's next write for this member, or None and when to look again."""
         writes, wake_at = self._next(look, resource)
         if writes is None and len(look.members) > FEW and self._waits_for_others(look, resource):
-            wake_at = min(wake_at, look.seen_at + max(1, resource.parameters.beat_interval // LOOKS_A_BEAT))
+            pause = resource.parameters.beat_interval // LOOKS_A_BEAT
+            if look.round is not None and not look.round.sealed:
+                # Few look for marks, so they may do that often where beats are rare: all wait for them.
+                pause = min(pause, resource.parameters.settle_timeout)
+            wake_at = min(wake_at, look.seen_at + max(1, pause))
         return writes, wake_at
 
     def _waits_for_others(self, look: GroupView, resource: Resource) -> bool:
@@ -254,9 +258,7 @@ def next_plan(look: GroupView, resource: Resource, number: int, members: Iterabl
     swaps = _swaps(look, number, members, current)
     pins = pinned(resource.pins, {name: look.zones.get(name, "") for name in members}) if resource.pins else NO_PINS
     chosen = sticky(resource.items, members, current | swaps, resource.limits, unsettled | swaps.keys(), look.zones, pins)
-    owners: dict[str, dict[str, int]] = {}
-    for item, owner in chosen.items():
-        owners.setdefault(owner, {})[item] = before.owners.get(owner, {}).get(item, number)
+    owners, kept = _granted(chosen, before, number)
     waits: dict[str, tuple[str, ...]] = {}
     for name in look.members.keys() - set(given_up):
         taken = _may_serve(look, before, name) - owners.get(name, {}).keys()
@@ -270,7 +272,26 @@ def next_plan(look: GroupView, resource: Resource, number: int, members: Iterabl
         waits=waits,
         swapped=before.swapped + len(swaps),
     )
-    return plan, moves(chosen, current)
+    return plan, len(chosen) - kept
+
+
+def _granted(chosen: Mapping[str, str], before: Plan, number: int) -> tuple[dict[str, dict[str, int]], int]:
+    """The items of each owner with their grants, which are `number` for those that move, and how many stay. Set by set: there may be a
+    hundred thousand, and all members wait."""
+    owners: dict[str, dict[str, int]] = {}
+    for item, owner in chosen.items():
+        if owner in owners:
+            owners[owner][item] = number
+        else:
+            owners[owner] = {item: number}
+    kept = 0
+    for owner, grants in owners.items():
+        had = before.owners.get(owner, {})
+        stay = grants.keys() & had.keys()
+        kept += len(stay)
+        for item in stay:
+            grants[item] = had[item]
+    return owners, kept
 
 
 def _swaps(look: GroupView, number: int, members: Collection[str], current: Mapping[str, str]) -> dict[str, str]:
@@ -285,10 +306,11 @@ def _swaps(look: GroupView, number: int, members: Collection[str], current: Mapp
 
 def told(before: Plan | None, plan: Plan) -> Iterator[Move]:
     """The plan's moves, item by item, as many as fit into MAX_TOLD."""
-    had = {item: name for name, grants in before.owners.items() for item in grants} if before else {}
-    moved = ((item, name) for name, grants in plan.owners.items() for item in grants if had.get(item) != name)
+    was = before.owners if before else {}
+    moved = {item: name for name, grants in plan.owners.items() for item in grants.keys() - was.get(name, {}).keys()}
+    had = {item: name for name, grants in was.items() for item in grants.keys() & moved.keys()}
     room = MAX_TOLD
-    for item, name in sorted(moved):
+    for item, name in sorted(moved.items()):
         move = Move(item, had.get(item, ""), name)
         room -= len(msgspec.json.encode(move)) + 1
         if room < 0:
