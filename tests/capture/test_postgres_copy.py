@@ -11,15 +11,16 @@ import subprocess
 import sys
 import threading
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from sluiceway.adapters.storage.postgres_connections import Link
 from sluiceway.capture import CaptureConfig, run_member
-from sluiceway.capture.streams import postgres_copy
+from sluiceway.capture.streams import postgres_copy, postgres_slot
 from sluiceway.capture.streams.postgres_copy import BEGIN, is_of_copy, parse_place
 from sluiceway.capture.streams.postgres_slot import PostgresStream, from_options
 from sluiceway.kernel.errors import SluicewayError
@@ -384,6 +385,48 @@ async def test_two_readers_that_begin_at_once_make_one_slot(source: Source) -> N
     assert {place.lsn for place in places if place is not None} == {source.confirmed()}
     for stream in streams:
         await stream.close()
+
+
+@driven
+async def test_a_slot_whose_plugin_is_not_stored_yet_is_waited_for(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stores a new slot's name first. A reader that looks in between sees a slot that is not ours, without a position."""
+    source.publish("{name} (id int PRIMARY KEY)")
+    source.run("INSERT INTO {name} SELECT generate_series(1, 30)")
+    first, second = copying(source), copying(source)
+    start = await begun(first)
+    await first.read(source.name, start)
+    look = postgres_slot._Slot._look
+
+    async def in_between(slot: postgres_slot._Slot, link: Link) -> postgres_slot._Look:
+        return (await look(slot, link))._replace(ours=False, wal_status=None, confirmed=None)
+
+    monkeypatch.setattr(postgres_slot._Slot, "_look", in_between)
+    with pytest.raises(BrokenOffError, match="is being created"):
+        await second.read(source.name, start)
+    monkeypatch.undo()
+    assert (await second.read(source.name, start)).records.num_rows == 30
+    await first.close()
+    await second.close()
+
+
+@driven
+async def test_a_slot_whose_creator_gives_up_is_created_by_the_next_reader(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server drops a slot whose creation has not finished with the connection. Nothing has been read, so nothing is lost."""
+    source.publish("{name} (id int PRIMARY KEY)")
+    source.run("INSERT INTO {name} SELECT generate_series(1, 30)")
+    stream = copying(source)
+    start = await begun(stream)
+
+    @contextlib.asynccontextmanager
+    async def created_by_another_that_gives_up(_slot: postgres_slot._Slot) -> AsyncIterator[str | None]:
+        yield None
+
+    monkeypatch.setattr(postgres_slot._Slot, "_exported", created_by_another_that_gives_up)
+    with pytest.raises(BrokenOffError, match="has not finished"):
+        await stream.read(source.name, start)
+    monkeypatch.undo()
+    assert (await stream.read(source.name, start)).records.num_rows == 30
+    await stream.close()
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------------

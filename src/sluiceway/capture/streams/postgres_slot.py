@@ -160,6 +160,7 @@ class _Look(NamedTuple):
 
     exists: bool
     ours: bool | None
+    """Whether it is a logical one of this database with the right plugin; None: no slot, or a physical one."""
     wal_status: str | None
     confirmed: Lsn | None
     inserted: Lsn
@@ -326,6 +327,9 @@ class _Slot:
                         await link.run(begin.format(sql.Literal(snapshot)))
                         since = look.now - SLACK
                 look = await self._look(link)
+                if not look.exists:
+                    # Nothing has been read yet, so nothing is lost.
+                    raise BrokenOffError(f"the session that was creating the slot {self._name} has not finished")
             if not since:
                 await link.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             self._check(look, look.flushed if look.confirmed is None else look.confirmed)
@@ -454,12 +458,13 @@ class _Slot:
 
     def _check(self, look: _Look, position: Lsn) -> None:
         """Check that reading can continue from there. Raises UnknownPositionError, BrokenOffError."""
-        if not look.exists or not look.ours:
+        if look.ours is not None and look.confirmed is None:
+            # Checked first: the server stores the name of a new slot a moment before its plugin, so it is not `ours` yet.
+            raise BrokenOffError(f"the slot {self._name} is being created")
+        if not look.ours or look.confirmed is None:
             raise UnknownPositionError(f"the slot {self._name} no longer exists, and neither do the changes that it kept")
         if look.wal_status == "lost":
             raise UnknownPositionError(f"the server dropped the changes of the slot {self._name} (max_slot_wal_keep_size)")
-        if look.confirmed is None:
-            raise BrokenOffError(f"the slot {self._name} is being created")
         if position < look.confirmed:
             raise UnknownPositionError(f"the slot {self._name} keeps nothing before {format_lsn(look.confirmed)}")
         if position > look.flushed:
