@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import IO, ClassVar, Self
 
 COMMAND = [sys.executable, "-m", "sluiceway.cli.main"]
 PATIENCE = 120.0
@@ -25,6 +26,14 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = PATIEN
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout} s"
         pause.wait(0.01)
+
+
+def line_of(output: IO[str]) -> str:
+    """The next line that a process prints; empty if it ends, or prints none in time. Nothing may be in the buffer of `output`."""
+    # Not `select`, which knows only the first 1,024 descriptors of a process.
+    poll = select.poll()
+    poll.register(output, select.POLLIN)
+    return output.readline() if poll.poll(PATIENCE * 1_000) else ""
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import resource
 import shutil
 import signal
 import sys
@@ -38,6 +39,7 @@ PLANTED_MINUTES = 5.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     given = _parser().parse_intermixed_args(arguments)
+    _open_more_files()
     # As Ctrl-C, upon which asyncio cancels the campaign: so no server outlives it.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     if given.what == "judge":
@@ -45,6 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = (given.folder or Path("build", "campaign", time.strftime("%Y%m%d-%H%M%S"))).resolve()
     folder.mkdir(parents=True)
     return _find(given, folder) if given.what == "planted" else _run(given, folder)
+
+
+def _open_more_files() -> None:
+    """Raise the soft limit of open files to the hard one, as servers do. A line has two for each connection, and three instances that take
+    over partitions of a bucket have a thousand connections."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.campaigns.blackbox.faulty_system import FaultySystem
 from tests.campaigns.kit.lines import HOST, Line, Switchboard
-from tests.server.server_process import COMMAND, PATIENCE
+from tests.server.server_process import COMMAND, PATIENCE, line_of
 from tests.servers import pids
 from tests.servers.postgres_server import PostgresServer
 
@@ -138,8 +137,7 @@ class Member:
         """The port at which it listens; not the one that clients use. Raises AssertionError if it does not."""
         assert self._child is not None
         assert self._child.stdout is not None
-        heard, _, _ = select.select([self._child.stdout], [], [], PATIENCE)
-        line = self._child.stdout.readline() if heard else ""
+        line = line_of(self._child.stdout)
         assert line.startswith("sluiceway listening on "), f"{self.name} did not start; the end of its log:\n{self.tail()}"
         return int(line.split()[-1].rpartition(":")[2])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from tests.campaigns.blackbox import __main__ as campaign
 from tests.campaigns.blackbox.faulty_system import FaultySystem, Mischief
 from tests.campaigns.blackbox.operation_log import Fault, Operation, RoundLog, name_of, payload_of, read_round
 from tests.campaigns.blackbox.planted_bugs import BUGS, SOURCE, PlantedBug
+from tests.server.server_process import line_of
 
 
 def test_it_imports_nothing_of_the_product() -> None:
@@ -43,6 +46,20 @@ def test_a_payload_tells_its_name_and_no_damaged_one_does() -> None:
     assert name_of(payload) == "1p0.3.1"
     assert name_of(payload[:-1]) is None
     assert name_of(payload.replace("1p0.3.1", "1p0.3.2")) is None
+
+
+def test_a_server_is_heard_when_more_than_1024_files_are_open() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] <= 1_024:
+        pytest.skip(f"NOTHING IS TESTED OF MORE THAN 1,024 FILES: the limit is {limits[1]}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    try:
+        with subprocess.Popen([sys.executable, "-c", "print('here')"], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            with open(fcntl.fcntl(child.stdout, fcntl.F_DUPFD_CLOEXEC, 1_024)) as output:
+                assert line_of(output) == "here\n"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 _PROGRAM = """

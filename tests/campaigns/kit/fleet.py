@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import random
-import select
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.campaigns.kit.history import BucketHistory, History, PostgresHistory
 from tests.campaigns.kit.lines import HOST, Line, Switchboard
-from tests.server.server_process import COMMAND, PATIENCE, wait_until
+from tests.server.server_process import COMMAND, PATIENCE, line_of, wait_until
 from tests.servers import pids
 from tests.servers.faulty_bucket import FaultyBucket
 from tests.servers.postgres_server import PostgresServer
@@ -71,10 +70,7 @@ class Instance:
         """Returns when it takes requests. Raises AssertionError with the end of its log if it does not."""
         output = self._process.stdout
         assert output is not None
-        # Not `select`, which knows only the first 1,024 descriptors of a process.
-        poll = select.poll()
-        poll.register(output, select.POLLIN)
-        line = output.readline() if poll.poll(PATIENCE * 1_000) else ""
+        line = line_of(output)
         assert line.startswith("sluiceway listening on "), f"{self.name} did not start; the end of its log:\n{self.tail()}"
         self.url = line.split()[-1]
 
