@@ -55,7 +55,7 @@ from sluiceway.local.clock_watch import ClockWatch
 from sluiceway.local.commit_gate import CommitGate
 from sluiceway.local.deletion_guard import DeletionGuard
 from sluiceway.local.rate_tokens import RateTokens
-from sluiceway.local.row_fetcher import PartitionHandle, RowFetcher
+from sluiceway.local.row_fetcher import Held, PartitionHandle, RowFetcher
 from sluiceway.local.slot_quotas import SlotQuotas
 from sluiceway.local.transfers import SendTransfer, Transfers
 from sluiceway.model.changes import Snapshot as StoredPartition
@@ -161,7 +161,7 @@ class QueueDriver:
         self.queue = OwnedQueue(record.incarnation, record.lease_timeout, context.takeover_grace)
         self._rate_tokens = RateTokens(context.meta, record.queue_name, record.incarnation)
         self._slot_quotas = SlotQuotas(context.meta, record.queue_name, record.incarnation)
-        self._delivery = RowFetcher(context.cache, self._handle_of, self._stop_partition, self._return)
+        self._delivery = RowFetcher(context.cache, self._handle_of, self._serves, self._stop_partition, self._return)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self.consumers = ConsumerBook()
@@ -255,10 +255,21 @@ class QueueDriver:
     def _forget(self, number: int) -> None:
         if number in self._backends:
             self._backends[number].detach(self._ref(number))
+        self._forget_rows(number)
         self._unopened.discard(number)
         self._removed.discard(number)
         self._moved.set()
         self.transfers.forget(number)
+
+    def _forget_rows(self, number: int) -> None:
+        # Without a token it was never served here.
+        if number in self._tokens:
+            self._delivery.forget((self._ref(number), self._tokens[number]))
+
+    def _serves(self, held: Held) -> bool:
+        """Whether that partition is served here under that token."""
+        number = held[0].partition
+        return not self._ended and number in self.queue.executors and self._tokens[number] == held[1]
 
     def owns(self, number: int) -> bool:
         """Whether that partition is served here."""
@@ -307,6 +318,8 @@ class QueueDriver:
         # What is left was in flight to a partition that did not reopen.
         self.queue.close(final=True)
         self._ended = True
+        for number in self._tokens:
+            self._forget_rows(number)
         for effect in self.queue.cycle(system.now(), 0):
             if isinstance(effect, Reply):
                 self._reply(effect)

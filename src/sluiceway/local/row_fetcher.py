@@ -45,18 +45,20 @@ class PartitionHandle(NamedTuple):
 
 
 class RowFetcher:
-    """Reads the rows that slices refer to. `handle_of` finds a partition's handle, `stop` is called for a partition with damaged data,
-    `give_back` takes leases whose clients have gone."""
+    """Reads the rows that slices refer to. `handle_of` finds a partition's handle, `serves` tells whether it is still served under its
+    token, `stop` is called for a partition with damaged data, `give_back` takes leases whose clients have gone."""
 
     def __init__(
         self,
         cache: BlobCache,
         handle_of: Callable[[int], PartitionHandle],
+        serves: Callable[[Held], bool],
         stop: Callable[[int, Exception], None],
         give_back: Callable[[Sequence[LeaseInfo]], None],
     ) -> None:
         self._cache = cache
         self._handle_of = handle_of
+        self._serves = serves
         self._stop = stop
         self._give_back = give_back
         self._fetching: dict[tuple[Held, int], asyncio.Task[None]] = {}
@@ -72,7 +74,16 @@ class RowFetcher:
                 rows = pa.ipc.read_record_batch(pa.py_buffer(data), rows.schema)
             elif rows.num_rows > MAX_KEPT or rows.nbytes > MAX_KEPT_BYTES:
                 rows = decode_blob(data, rows.columns)
+            self._put(held, number, rows)
+
+    def _put(self, held: Held, number: int, rows: StoredRows) -> None:
+        # A commit or a read may end after the partition has gone, when nothing would drop the blob any more.
+        if self._serves(held):
             self._cache.put((held, number), rows)
+
+    def forget(self, held: Held) -> None:
+        """Evict all blobs of a partition that is no longer served under that token."""
+        self._cache.drop_all(held)
 
     def fetch(self, effect: Commit) -> None:
         """Begin to read the rows of the leases that are being written, so that they are there when the leases may be answered."""
@@ -166,7 +177,7 @@ class RowFetcher:
         blobs = {number: decode_stored(data, columns[number]) for number, data in read.items()}
         if keep:
             for number, blob in blobs.items():
-                self._cache.put((handle[:2], number), blob)
+                self._put(handle[:2], number, blob)
         return blobs
 
     async def deliver(self, future: asyncio.Future[Any], grants: Sequence[Grant], keyed: bool) -> None:
