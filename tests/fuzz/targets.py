@@ -36,7 +36,7 @@ from sluiceway.model.items import decode_blob, encode_blob, narrow
 from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError
 from sluiceway.wire import answers, backup_records
 from sluiceway.wire.protobuf import CALLS as PROTOBUF_CALLS
-from tests.fuzz import arrow_bodies, flatbuffers, json_bodies, peer_bodies, protobuf_bodies
+from tests.fuzz import arrow_bodies, flatbuffers, json_bodies, kinesis_bodies, peer_bodies, protobuf_bodies
 
 _LONGEST_ERROR: Final = 4_000
 _VECTORS: Final = Path(__file__).parents[1] / "data" / "querator-requests.json"
@@ -394,6 +394,7 @@ TARGETS: Final[dict[str, Target]] = {
     "http": Target(_http, _http_seeds, 2_048),
     "pgoutput": Target(_pgoutput, _pgoutput_seeds),
     "spanner": Target(_spanner, _spanner_seeds),
+    "kinesis": Target(kinesis_bodies.put, kinesis_bodies.seeds),
     "positions": Target(_positions, _position_seeds, 256),
     "records": Target(_records, _record_seeds),
     "blob": Target(_blob, _blob_seeds, 16_384),

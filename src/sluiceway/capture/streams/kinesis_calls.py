@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from botocore.exceptions import (
 )
 
 from sluiceway.adapters import system
+from sluiceway.capture.streams.kinesis_positions import NUMBER
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.ports.change_stream import BrokenOffError
@@ -62,6 +64,14 @@ _NEEDS = (
     "the stream, and kms:Decrypt if it is encrypted"
 )
 _NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, UnauthorizedSSOTokenError)
+
+_NUMBER = re.compile(NUMBER)
+_SHARD = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_HASH = re.compile("[0-9]{1,39}")
+_ANY = re.compile(".*", re.DOTALL)
+_MOST_HOURS = 1_000_000
+_MOST_MILLIS: Millis = 10**15
+"""Beyond what any clock shows, and with few enough digits for a position."""
 
 T = TypeVar("T")
 
@@ -194,7 +204,7 @@ class Calls:
             wanted["StartingSequenceNumber"] = number
         if at:
             wanted["Timestamp"] = at / 1_000
-        return await self._call("get_shard_iterator", wanted, lambda answer: str(answer["ShardIterator"]))
+        return await self._call("get_shard_iterator", wanted, _iterator)
 
     async def records(self, iterator: str, limit: int) -> Page:
         """At most `limit` records; the service gives up to 10,000 and 10 MB. Raises RefusedError, ExpiredError."""
@@ -242,34 +252,63 @@ def _meaning(error: ClientError, stream: str) -> Exception:
     return BrokenOffError(text)
 
 
+# The SDK checks the names in an answer, and no values. What is not of its form raises ValueError here, and the call breaks off.
+
+
+def _text(value: Any, form: re.Pattern[str] = _ANY) -> str:
+    """The value, a text of that form that can be stored as UTF-8."""
+    if not isinstance(value, str) or form.fullmatch(value) is None:
+        raise ValueError(f"{str(value)[:100]!r} does not have the form {form.pattern}")
+    value.encode()
+    return value
+
+
+def _whole(value: Any, most: int) -> int:
+    """The value, a whole number up to `most`."""
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:100]!r} is not a number from 0 to {most}")
+    return value
+
+
 def _shards(answer: dict[str, Any]) -> tuple[dict[str, Shard], str, Millis]:
     shards = [_shard(told) for told in answer["Shards"]]
-    return {shard.token: shard for shard in shards}, answer.get("NextToken") or "", _now(answer)
+    return {shard.token: shard for shard in shards}, _text(answer.get("NextToken") or ""), _now(answer)
 
 
 def _shard(told: dict[str, Any]) -> Shard:
     # Sorted, so that both parents name a child alike.
-    parents = sorted(told[field] for field in ("ParentShardId", "AdjacentParentShardId") if told.get(field))
+    parents = sorted(_text(told[field], _SHARD) for field in ("ParentShardId", "AdjacentParentShardId") if told.get(field))
     hashes, closed = told["HashKeyRange"], told["SequenceNumberRange"].get("EndingSequenceNumber")
-    low, high = int(hashes["StartingHashKey"]), int(hashes["EndingHashKey"])
-    return Shard(told["ShardId"], tuple(parents), low, high, None if closed is None else int(closed))
+    low, high = (int(_text(hashes[field], _HASH)) for field in ("StartingHashKey", "EndingHashKey"))
+    return Shard(_text(told["ShardId"], _SHARD), tuple(parents), low, high, None if closed is None else int(_text(closed, _NUMBER)))
 
 
 def _summary(answer: dict[str, Any]) -> Summary:
     told = answer["StreamDescriptionSummary"]
-    return Summary(told["StreamStatus"], told["RetentionPeriodHours"] * 3_600_000, _millis(told["StreamCreationTimestamp"]) or 0)
+    retention = _whole(told["RetentionPeriodHours"], _MOST_HOURS) * 3_600_000
+    return Summary(_text(told["StreamStatus"]), retention, _millis(told["StreamCreationTimestamp"]) or 0)
+
+
+def _iterator(answer: dict[str, Any]) -> str:
+    return _text(answer["ShardIterator"])
 
 
 def _page(answer: dict[str, Any]) -> Page:
     records = [
-        Record(told["SequenceNumber"], _millis(told.get("ApproximateArrivalTimestamp")), told["PartitionKey"], told["Data"])
+        Record(
+            _text(told["SequenceNumber"], _NUMBER),
+            _millis(told.get("ApproximateArrivalTimestamp")),
+            _text(told["PartitionKey"]),
+            bytes(told["Data"]),
+        )
         for told in answer["Records"]
     ]
-    return Page(records, answer.get("NextShardIterator") or "", answer.get("MillisBehindLatest") or 0, _now(answer))
+    behind = _whole(answer.get("MillisBehindLatest") or 0, _MOST_MILLIS)
+    return Page(records, _text(answer.get("NextShardIterator") or ""), behind, _now(answer))
 
 
 def _millis(at: Any) -> Millis | None:
-    return None if at is None else round(at.timestamp() * 1_000)
+    return None if at is None else _whole(round(at.timestamp() * 1_000), _MOST_MILLIS)
 
 
 def _now(answer: dict[str, Any]) -> Millis:

@@ -13,7 +13,9 @@ TRIM_HORIZON, AT_TIMESTAMP, GONE = "TRIM_HORIZON", "AT_TIMESTAMP", "GONE"
 SLACK: Millis = 10_000
 """Arrival times are approximate, and a shard's records may be slightly out of order."""
 
-_TEXT = re.compile(r"([0-9]{1,128}|TRIM_HORIZON|AT_TIMESTAMP|GONE)(?:@([0-9]{1,16}))?(?:~([0-9]{1,16}))?(?:<([0-9]{1,128}))?")
+NUMBER = "[0-9]{1,128}"
+"""Form of a sequence number."""
+_TEXT = re.compile(rf"({NUMBER}|TRIM_HORIZON|AT_TIMESTAMP|GONE)(?:@([0-9]{{1,16}}))?(?:~([0-9]{{1,16}}))?(?:<({NUMBER}))?")
 
 
 class Position(NamedTuple):
