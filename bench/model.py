@@ -1,7 +1,8 @@
 """`python -m bench model`: the cost of a cluster of 10, 100 or 1,000 instances for its meta store and itself, and its limits.
 
 The constants are measured (`--measure URL --pid PID`: those of the meta store at that URL, whose server is that process with its
-children) and kept in bench/results/model.json; docs/explanation/scale-out.md has the assumptions. All else is arithmetic on them.
+children; `--measure-polls`: the cost of a poll between instances) and kept in bench/results/model.json; docs/explanation/scale-out.md has
+the assumptions. All else is arithmetic on them.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ import json
 import os
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from sluiceway.adapters import system
 from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.bench.figures import progress, write_page
-from sluiceway.bench.servers import family_cpu
+from sluiceway.bench.servers import SLUICEWAY, family_cpu, server
+from sluiceway.client import Client
+from sluiceway.cluster.cluster_secret import secret_of
 from sluiceway.cluster.meta_watch import LOOK_AGAIN
 from sluiceway.cluster.ownership import GROUP, PARAMETERS
-from sluiceway.cluster.remote_demand import POLL
+from sluiceway.cluster.peer_http import HttpTransport
 from sluiceway.core.group.group_records import (
     MAX_MEMBERS,
     MAX_PLAIN,
@@ -43,8 +48,14 @@ from sluiceway.core.group.heartbeats import FEW
 from sluiceway.core.group.load_balance import PACE
 from sluiceway.core.group.member import MANY
 from sluiceway.core.group.rounds import LOOKS_A_BEAT
+from sluiceway.core.queue import poll_line
+from sluiceway.core.queue.remote_items import POLL, RemoteItems, Wish, poll_time
+from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.compatibility import KNOWN
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.meta import MAX_COMMIT_BYTES
+from sluiceway.model.peers import Poll
+from sluiceway.model.queue import decode_queue
 from sluiceway.ports.meta_store import NOTHING, MetaStore
 
 RESULTS = Path("bench/results/model.json")
@@ -73,6 +84,12 @@ READ_PLAN_HERE = 0.7e-6
 """Seconds of each member, per partition, to unpack a plan and to look up its owners."""
 QUEUE_ITEM = 24
 """Bytes per partition in the queues' records."""
+AT_ONCE = 10
+"""Polls that are measured at once, each of another instance: there is little time in which the server does something else."""
+REST = 10.0
+"""Seconds for which the server is measured at rest."""
+POLLED_QUEUES = 100
+"""Queues that a poll names, in the measurement, and of which the other instance has a partition each."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +131,9 @@ class Setting:
     queues. `network`: megabytes per second that the meta store can send. `packed`: large plans are packed.
     `own_looks`: a member's looks for each beat of its own; the second one showed that it was recorded.
     `tells_all`: etcd tells its watchers of every commit.
+    `wakes`: items per second and instance that go to a consumer at another instance, while consumers of their queue wait at all.
+    `poll_here`: processor seconds of a poll at either side. `bounded_polls`: polls last longer in larger clusters, and some are told of
+    an item; before, each took a second, and all were told.
     """
 
     instances: int
@@ -133,6 +153,9 @@ class Setting:
     packed: bool = True
     own_looks: int = 1
     tells_all: bool = False
+    wakes: float = 1.0
+    poll_here: float = 200e-6
+    bounded_polls: bool = True
 
 
 class Cost(NamedTuple):
@@ -153,6 +176,8 @@ class Cost(NamedTuple):
     polls: float
     """Polls of one instance per second, sent and answered."""
     poll_share: float
+    wake_share: float
+    """Share of an instance's core for items that go to waiting consumers of other instances."""
     gossip_kb: float
     """Data about other instances' loads that one instance receives."""
     forwarded: float
@@ -187,9 +212,13 @@ def cost(store: Store, at: Setting) -> Cost:
     megabytes += PLAN_ITEM * at.partitions / REPORTS / 1e6
     meta_cores = commits * store.commit_cpu + looks * look_cpu + asks * store.ask_cpu
     look_share = (commits * store.commit_here + looks * look_here + asks * store.ask_here) / n
-    polls = 2 * (n - 1) / (POLL / 1_000)
-    poll_share = polls * at.call_here
-    gossip_kb = (n - 1) / (POLL / 1_000) * 40 * min(at.queues, at.queues * at.partitions / n) / 1e3
+    poll_seconds = (poll_time(n - 1) if at.bounded_polls else POLL) / 1_000
+    polls = 2 * (n - 1) / poll_seconds
+    poll_share = polls * at.poll_here
+    # Each instance that is told fetches, and polls anew. If many wait, as many are told as there are items.
+    told = 1 if at.bounded_polls and n - 1 > poll_line.FEW else n - 1
+    wake_share = at.wakes * told * 2 * (at.call_here + at.poll_here)
+    gossip_kb = (n - 1) / poll_seconds * 40 * min(at.queues, at.queues * at.partitions / n) / 1e3
     # Of a produce, a lease and a completion: produces stay, leases find items where they are sent, completions go to the owner.
     forwarded = at.strays * n * at.calls / 3 * (n - 1) / n
     forward_share = forwarded / n * 2 * at.call_here
@@ -211,7 +240,7 @@ def cost(store: Store, at: Setting) -> Cost:
         (megabytes > at.network, f"the meta store sends {megabytes:,.0f} MB/s"),
         (look_share > 1, "an instance does nothing but look"),
         (
-            look_share + poll_share + forward_share + at.calls * at.call_here > 1,
+            look_share + poll_share + wake_share + forward_share + at.calls * at.call_here > 1,
             "an instance has not enough of its core left for its calls",
         ),
         (round_s > at.lease, "a round takes longer than a lease"),
@@ -229,6 +258,7 @@ def cost(store: Store, at: Setting) -> Cost:
         look_share,
         polls,
         poll_share,
+        wake_share,
         gossip_kb,
         forwarded,
         forward_share,
@@ -279,9 +309,14 @@ def most(store: Store, at: Setting) -> int:
 
 
 VARIANTS: dict[str, Setting] = {
-    "before: a look at each beat of another": Setting(10, quiet=False, told_what=False, delta=False, packed=False, own_looks=2),
-    "before: looks that read everything": Setting(10, tells_all=True, delta=False, packed=False, own_looks=2),
-    "… with a beat each 2 s": Setting(10, tells_all=True, delta=False, packed=False, own_looks=2, beat=2.0, lease=12.0),
+    "before: a look at each beat of another": Setting(
+        10, quiet=False, told_what=False, delta=False, packed=False, own_looks=2, bounded_polls=False
+    ),
+    "before: looks that read everything": Setting(10, tells_all=True, delta=False, packed=False, own_looks=2, bounded_polls=False),
+    "… with a beat each 2 s": Setting(
+        10, tells_all=True, delta=False, packed=False, own_looks=2, bounded_polls=False, beat=2.0, lease=12.0
+    ),
+    "before: polls of a second": Setting(10, bounded_polls=False, beat=2.0, lease=12.0),
     "as it is": Setting(10),
     "a beat each 2 s, a lease of 12 s": Setting(10, beat=2.0, lease=12.0),
 }
@@ -301,18 +336,20 @@ COLUMNS = (
     "cores of the meta store",
     "an instance's core: looks",
     "polls",
+    "wake-ups",
     "hops",
     "a round, s",
     "breaks",
 )
 
 
-def table(stores: Sequence[Store]) -> str:
-    """Render the results as Markdown."""
+def table(stores: Sequence[Store], poll_here: float) -> str:
+    """Render the results as Markdown. `poll_here`: as measured."""
     lines = []
     for store in stores:
         lines += [f"\n**{store.name}**\n", f"| | {' | '.join(COLUMNS)} |", "| --- " * (1 + len(COLUMNS)) + "|"]
-        for name, setting in VARIANTS.items():
+        for name, variant in VARIANTS.items():
+            setting = replace(variant, poll_here=poll_here)
             for instances, partitions in SIZES:
                 at = cost(store, replace(setting, instances=instances, partitions=partitions))
                 cells = [
@@ -322,7 +359,7 @@ def table(stores: Sequence[Store]) -> str:
                     f"{at.megabytes:,.1f}",
                     f"{at.commit_line:.0%}" if store.serial else "–",
                     f"{at.meta_cores:,.2f}",
-                    *(f"{share:.1%}" for share in (at.look_share, at.poll_share, at.forward_share)),
+                    *(f"{share:.1%}" for share in (at.look_share, at.poll_share, at.wake_share, at.forward_share)),
                     f"{at.round_s:.2f}",
                     at.breaks or "–",
                 ]
@@ -427,32 +464,90 @@ async def _measure(url: str, pid: int, rounds: int) -> Store:
     )
 
 
+async def _poll_cost(rounds: int) -> float:
+    """Processor seconds of a poll at either side, the mean of both: of a real instance that answers at once, with no items."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, url = Path(name), f"sqlite:{name}/meta.sqlite"
+        (folder / "cluster.toml").write_text(f'[cluster]\nmeta = "{url}"\n')
+        with server(SLUICEWAY, folder / "data", "--config", str(folder / "cluster.toml")) as running:
+            with Client(running.url) as client:
+                for number in range(POLLED_QUEUES):
+                    client.create_queue(f"q{number}", requested_partitions=1)
+            meta = open_meta_store(url)
+            try:
+                secret, view = await secret_of(meta), await meta.read(prefixes=[QUEUE])
+            finally:
+                await meta.close()
+            transport, known, peer = HttpTransport(secret), RemoteItems(), Peer("other", running.url)
+            known.follow([peer])
+            for entry in view.prefix(QUEUE).values():
+                known.wish(Wish(decode_queue(entry.value).incarnation, 1))
+
+            async def poll(asker: str) -> None:
+                request = Poll(known.asks(peer, system.steady()), 0, asker)
+                if known.answered(peer, (await transport.ask(peer.address, request, 60_000)).loads):
+                    raise RuntimeError("an empty queue has items")
+
+            try:
+                there, here = await _polls_taken(poll, rounds, running.pid)
+            finally:
+                await transport.close()
+    progress(f"a poll takes {there * 1e6:,.0f} µs where it is answered, and {here * 1e6:,.0f} where it is asked")
+    return (there + here) / 2
+
+
+async def _polls_taken(poll: Callable[[str], Awaitable[object]], rounds: int, pid: int) -> tuple[float, float]:
+    """Processor seconds of a poll at the server and here: the minimum of PARTS parts, without what the server takes at rest."""
+    await asyncio.gather(*(poll(f"model{number}") for number in range(AT_ONCE)))
+    began, used = time.perf_counter(), family_cpu(pid)
+    await asyncio.sleep(REST)
+    idle = (family_cpu(pid) - used) / (time.perf_counter() - began)
+    parts = []
+    for _ in range(PARTS):
+        began, used, here = time.perf_counter(), family_cpu(pid), time.process_time()
+        for _ in range(0, rounds, AT_ONCE):
+            await asyncio.gather(*(poll(f"model{number}") for number in range(AT_ONCE)))
+        there = family_cpu(pid) - used - idle * (time.perf_counter() - began)
+        parts.append((there / rounds, (time.process_time() - here) / rounds))
+    return min(there for there, _ in parts), min(here for _, here in parts)
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench model", description=__doc__)
     parser.add_argument(
         "--measure", metavar="URL", help="measure this meta store, in which nothing else may happen, and keep its constants"
     )
     parser.add_argument("--pid", type=int, help="of its server")
+    parser.add_argument("--measure-polls", action="store_true", help="measure polls between two instances of this machine, and keep that")
     parser.add_argument("--rounds", type=int, default=3_000, help="calls of each of the parts, of which the least counts")
     parser.add_argument("--page", type=Path, help="put the table into this page, such as docs/explanation/scale-out.md")
     parser.add_argument("--constants", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
-    kept: dict[str, dict[str, object]] = {}
-    if given.constants.exists():
-        kept = json.loads(given.constants.read_text())["stores"]
+    kept: dict[str, Any] = json.loads(given.constants.read_text()) if given.constants.exists() else {"stores": {}}
     if given.measure:
         if given.pid is None:
             parser.error("--measure needs --pid")
         store = asyncio.run(_measure(given.measure, given.pid, given.rounds))
-        kept[store.name] = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in asdict(store).items()}
-        machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[1]:.1f}"
+        kept["machine"] = _machine()
+        kept["stores"][store.name] = {name: _rounded(value) for name, value in asdict(store).items()}
+    if given.measure_polls:
+        kept["poll"] = {"machine": _machine(), "here": _rounded(asyncio.run(_poll_cost(given.rounds)))}
+    if given.measure or given.measure_polls:
         given.constants.parent.mkdir(parents=True, exist_ok=True)
-        given.constants.write_text(json.dumps({"machine": machine, "stores": kept}, indent=2) + "\n")
+        given.constants.write_text(json.dumps(kept, indent=2) + "\n")
         progress(f"written to {given.constants}")
-    if not kept:
-        parser.error(f"{given.constants} has no constants: measure a meta store first")
-    text = table([msgspec.convert(each, Store) for each in kept.values()])
+    if not kept["stores"] or "poll" not in kept:
+        parser.error(f"{given.constants} has no constants: measure a meta store and polls first")
+    text = table([msgspec.convert(each, Store) for each in kept["stores"].values()], kept["poll"]["here"])
     print(text)
     if given.page:
         write_page(given.page, "model", text)
     return 0
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[1]:.1f}"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from simulation import (
     bugs_bucket,
     bugs_cluster,
+    bugs_demand,
     bugs_group,
     bugs_keys,
     bugs_life,
@@ -33,6 +34,7 @@ from simulation.cluster_by_priority import run_by_priority
 from simulation.cluster_group import run_members
 from simulation.cluster_rebalances import run_rebalances
 from simulation.cluster_unique import run_unique
+from simulation.demand_world import run_demand
 from simulation.group import run_group
 from simulation.planting import Bug, planted
 from simulation.promises import BrokenPromiseError
@@ -42,6 +44,7 @@ from simulation.task_world import run_tasks
 BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
 GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS, *bugs_zones.BUGS, *bugs_loads.BUGS, *bugs_pins.BUGS)
 MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
+DEMAND_BANK: tuple[Bug, ...] = tuple(bugs_demand.BUGS)
 CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
 REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)
 KEY_BANK: tuple[Bug, ...] = tuple(bugs_keys.BUGS)
@@ -56,6 +59,7 @@ _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
     (BANK, run_history),
     (GROUP_BANK, run_group),
     (MEMBER_BANK, run_members),
+    (DEMAND_BANK, run_demand),
     (CLUSTER_BANK, run_cluster),
     (REBALANCE_BANK, run_rebalances),
     (KEY_BANK, run_by_key),

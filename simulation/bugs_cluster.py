@@ -138,7 +138,7 @@ def tells_nobody_of_an_offer(_original: Any) -> Any:
 @bug(Demand, "follow")
 def asks_nobody_for_items(_original: Any) -> Any:
     """Other instances are not polled for items."""
-    return lambda _self, _peers: None
+    return lambda _self, _peers, *, moved=False: None
 
 
 # ---- shares ---------------------------------------------------------------------------------------------------

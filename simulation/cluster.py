@@ -46,6 +46,7 @@ from simulation.world import EventLog
 from sluiceway.cluster.ownership import item_of
 from sluiceway.contract.queue_settings import CircuitBreaker
 from sluiceway.core.group.group_records import Strategy
+from sluiceway.core.queue import poll_line, remote_items
 from sluiceway.core.queue.logical_queue import LogicalQueue
 from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.instance.service import Membership, Service
@@ -68,6 +69,10 @@ GOING: Millis = 30_000
 """Deadline for an instance to hand over and stop, in milliseconds."""
 DRAINING: Millis = 90_000
 MAX_JUMP: Millis = 30_000
+LARGE = [
+    Bug("few", "One poll is told of an item at first.", poll_line, "FEW", lambda _few: 1),
+    Bug("polls", "Polls last for seconds.", remote_items, "MAX_POLLS", lambda _most: 1),
+]
 OUTDATED_EVERY = 8
 """One in this many histories has an instance with outdated routing (`ClusterWorld.outdated`)."""
 
@@ -124,6 +129,8 @@ class ClusterWorld:
             stack.enter_context(self.vault.noting_cycles())
             if self.seed % 4:
                 stack.enter_context(planted(_scattered(self.random)))
+            for rule in LARGE if self.seed % 3 == 2 else ():
+                stack.enter_context(planted(rule))
             stack.callback(self.loop.close)
             self.loop.after_step = self._look
             self.loop.run_until_complete(self._history())

@@ -16,6 +16,7 @@ from simulation.bank import (
     BANK,
     BUCKET_BANK,
     CLUSTER_BANK,
+    DEMAND_BANK,
     GROUP_BANK,
     KEY_BANK,
     LIMIT_BANK,
@@ -36,6 +37,7 @@ from simulation.cluster_by_priority import PriorityWorld
 from simulation.cluster_group import MemberWorld
 from simulation.cluster_rebalances import RebalanceWorld
 from simulation.cluster_unique import UniqueWorld
+from simulation.demand_world import DemandWorld
 from simulation.group import GroupWorld
 from simulation.planting import Bug, planted
 from simulation.queue_run import History
@@ -75,6 +77,11 @@ def _groups(seed: int, log: EventLog | None) -> Life:
 
 def _members(seed: int, log: EventLog | None) -> Life:
     world = MemberWorld(seed, log)
+    return world.live, lambda: world.loop.steps
+
+
+def _demand(seed: int, log: EventLog | None) -> Life:
+    world = DemandWorld(seed, log)
     return world.live, lambda: world.loop.steps
 
 
@@ -124,6 +131,7 @@ OTHERS = (
     Storey("tasks", "--tasks", _tasks, TASK_BANK),
     Storey("buckets", "--bucket", _buckets, BUCKET_BANK),
     Storey("members", "--members", _members, MEMBER_BANK, 4),
+    Storey("demand", "--demand", _demand, DEMAND_BANK, 4),
     Storey("cluster", "--cluster", _cluster, CLUSTER_BANK, 10),
     Storey("rebalances", "--rebalance", _rebalances, REBALANCE_BANK, 10),
     Storey("keys", "--keys", _keys, KEY_BANK, 10),

@@ -196,6 +196,20 @@ def test_the_model_counts_what_a_cluster_asks_of_its_meta_store() -> None:
     assert at.breaks == ""
 
 
+def test_polls_and_wake_ups_no_longer_grow_with_the_instances() -> None:
+    small, large = model.Setting(10, poll_here=0.0001), model.Setting(1_000, poll_here=0.0001)
+    # Nine others, polled each second and polling; an item ends nine polls, each of which is followed by a lease and the next poll.
+    assert model.cost(ROUND, small).poll_share == pytest.approx(18 * 0.0001)
+    assert model.cost(ROUND, small).wake_share == pytest.approx(9 * 2 * (0.0001 + 0.0002))
+    before = model.cost(ROUND, replace(large, bounded_polls=False))
+    assert before.polls == pytest.approx(2 * 999)
+    assert before.poll_share == pytest.approx(0.1998)
+    assert before.wake_share == pytest.approx(999 * 2 * 0.0003)
+    now = model.cost(ROUND, large)
+    assert now.polls == pytest.approx(2 * 33, abs=1)
+    assert now.wake_share == pytest.approx(2 * 0.0003)
+
+
 def test_looks_that_read_everything_grow_with_the_partitions() -> None:
     few, many = (model.cost(ROUND, model.Setting(100, partitions)).megabytes for partitions in (1_000, 10_000))
     assert many - few == pytest.approx(9_000 * 34 / 15 / 1e6)
@@ -224,7 +238,7 @@ def test_the_model_shows_a_table_of_the_kept_constants(tmp_path: Path, capsys: p
     constants = tmp_path / "model.json"
     with pytest.raises(SystemExit):
         model.main(["--constants", str(constants)])
-    assert "measure a meta store first" in capsys.readouterr().err
+    assert "measure a meta store and polls first" in capsys.readouterr().err
     assert model.main(["--constants", str(model.RESULTS)]) == 0
     shown = capsys.readouterr().out
     assert "**PostgreSQL**" in shown

@@ -22,7 +22,7 @@ from sluiceway.model.queue import QueueRecord
 log = logging.getLogger(__name__)
 
 LOOK: Millis = 1_000
-"""Interval between two evaluations of the loads; also the maximum age of the loads that other instances report."""
+"""Interval between two evaluations of the loads. Those of other instances are as old as polls last (`core/queue/remote_items.py`)."""
 GLANCES = 20
 """Samples per LOOK: each notes the queues with requests waiting behind commits."""
 

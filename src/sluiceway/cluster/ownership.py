@@ -326,8 +326,8 @@ class Clustered:
         self._peers: dict[str, Peer] = {}
         self._moved = asyncio.Event()
         self.level = OLDEST
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when owners or members have changed."""
+        self.on_change: Callable[[bool], None] = lambda moved: None
+        """Called after each look, with whether partitions have other owners."""
         self.on_outdated: Callable[[Level], None] = lambda _: None
         """Called when the group has no place for this instance any more, since its level is one that this release does not understand."""
 
@@ -441,11 +441,11 @@ class Clustered:
             self.level_is(look.level.level)
             if self.member.name not in look.members and not admits(look.level, self._levels):
                 self.on_outdated(look.level)
-        self._owners = owners(look)
+        before, self._owners = self._owners, owners(look)
         self._peers = {name: Peer(name, record.address) for name, record in look.members.items()} | {self.member.name: HERE}
         self._moved.set()
         self._moved = asyncio.Event()
-        self.on_change()
+        self.on_change(self._owners != before)
 
     async def leave(self) -> None:
         if self._member is not None:

@@ -133,16 +133,17 @@ class RemoteLeases:
     ) -> Leased | None:
         """Wait until the lease is answered here, or another instance has items. Returns the leases fetched from there; None: none."""
         wish = self._demand.wish(record.incarnation, request.batch_size)
-        leased = None
+        leased, was_asked = None, False
         try:
             await asyncio.wait((answer, wish.offer), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done() and share.queue.withdraw(ticket):
                 answer.cancel()
+                was_asked = True
                 leased = await self._fetch(record, wish.offer.result(), request, payload, deadline)
             # The withdrawal cancelled it; otherwise its items are on the way.
             await asyncio.wait((answer,))
         finally:
-            self._demand.end(wish, leased is not None)
+            self._demand.end(wish, leased is not None if was_asked else None)
         return leased
 
     async def _of_others(self, record: QueueRecord, request: Lease, payload: bool, deadline: Millis) -> Leased:

@@ -41,7 +41,7 @@ from sluiceway.core.group.group_records import Level, Parameters, Pin, Strategy,
 from sluiceway.core.queue.handler_times import HandlerTimes
 from sluiceway.core.queue.loop_pressure import LoopPressure
 from sluiceway.core.queue.partition_executor import not_here
-from sluiceway.core.queue.routing import HERE, numbers_of
+from sluiceway.core.queue.routing import HERE, Peer, numbers_of
 from sluiceway.core.queue.timer_pacing import TimerPace
 from sluiceway.instance.adoption_mark import check_not_adopted
 from sluiceway.instance.backend_changes import BackendChanges
@@ -236,7 +236,9 @@ class Service:
             self._transport = self.peer_calls = CountedTransport(self._membership.open_transport(self.secret, lambda: self.ownership.level))
         self.watch = ProblemWatch(self, self._drivers, self.ownership, self._transport)
         self.consumers = ConsumerView(self._driver_of, self.ownership, self._transport)
-        self._demand = None if self._transport is None else Demand(self._transport, self._driver_of)
+        self._demand = (
+            None if self._transport is None else Demand(self._transport, self._driver_of, self._owners_of, lambda: self.ownership.name)
+        )
         self._catalog = Catalog(self._meta, self)
         self._following = MetaWatch(self._meta, self._catalog, self.ownership, self._transport)
         self._router = Router(self._driver, self.ownership, self._transport, self._perform, self._loads, self._following)
@@ -269,6 +271,7 @@ class Service:
             self._incarnation_of,
             grace,
             self.room.spend,
+            self._demand.look if self._demand is not None else lambda incarnation: None,
         )
         self.upgrades = Upgrades(self._meta, self.ownership, self._audit)
         self.backups = Backups(self._drivers, self.ownership, self._transport, self._meta, self._audit, gate)
@@ -412,6 +415,8 @@ class Service:
             driver = self._drivers[record.queue_name] = QueueDriver(record, self._context)
         # Ownership of a partition may have arrived before the record that lists it.
         driver.gain(self.ownership.tokens(record))
+        if self._demand is not None:
+            self._demand.moved(record.incarnation)
         self._rebalancing.coordinator.heard(record)
         self.schedule_driver.poke()
 
@@ -468,7 +473,7 @@ class Service:
         assert self._demand is not None, "the others are reached by a transport"
         demand, ownership = self._demand, self.ownership
         self.load_balancer = LoadBalancer(ownership, self.meta, self._drivers.values)
-        ownership.on_change = lambda: demand.follow(ownership.peers())
+        ownership.on_change = lambda moved: demand.follow(ownership.peers(), moved=moved)
         demand.follow(ownership.peers())
         for work in (
             Autoscaler(ownership, demand, self._drivers.values, self._changes.spread).run(),
@@ -637,6 +642,11 @@ class Service:
     def _driver_of(self, incarnation: str) -> QueueDriver | None:
         record = self._catalog.of(incarnation)
         return None if record is None else self._drivers.get(record.queue_name)
+
+    def _owners_of(self, incarnation: str) -> list[Peer]:
+        """Return the other instances that own partitions of the queue."""
+        driver = self._driver_of(incarnation)
+        return [] if driver is None else [peer for peer in self._router.owners(driver.record) if peer is not HERE]
 
     # ---- items ------------------------------------------------------------------------------------------------
 

@@ -144,6 +144,8 @@ class SharedContext(NamedTuple):
     takeover_grace: Millis = 0
     spend: Callable[[int], None] = lambda nbytes: None
     """Called with the bytes that a produce is about to add."""
+    note_cycle: Callable[[str], None] = lambda incarnation: None
+    """Called after each cycle of a queue."""
 
 
 class QueueDriver:
@@ -532,6 +534,7 @@ class QueueDriver:
         self._set_timer()
         for watcher in self.watchers:
             watcher.set()
+        self._context.note_cycle(self.record.incarnation)
 
     def _tell_circuit(self) -> None:
         """Log that the circuit breaker has opened or closed."""

@@ -322,10 +322,12 @@ class Load(NamedTuple):
 
 
 class Poll(NamedTuple):
-    """Report the loads of the shares: at once if a queue in `wanted` (incarnations) has ready items, else after `wait` ms."""
+    """Report the loads of the shares: when a queue in `wanted` (incarnations) has ready items, else after `wait` ms. It ends the earlier
+    poll of the instance `asker`."""
 
     wanted: tuple[str, ...]
     wait: Millis
+    asker: str = ""
 
 
 @dataclass(slots=True)

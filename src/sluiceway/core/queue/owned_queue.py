@@ -161,20 +161,25 @@ class OwnedQueue(LogicalQueue):
 
     # ---- queries ----------------------------------------------------------------------------------------------
 
-    def load(self) -> Load:
-        """The share's load, as reported to the other instances."""
+    @property
+    def ready(self) -> int:
+        """Items that a lease of another instance would get: none while leases wait here."""
+        if "lease" in self.paused or any(ticket.lease_from is None for ticket in self.lease_scheduler.waiters.values()):
+            return 0
         working = [executor for executor in self.executors.values() if executor.takes_work]
-        wanted = any(ticket.lease_from is None for ticket in self.lease_scheduler.waiters.values())
-        ready = 0 if wanted or "lease" in self.paused else sum(executor.servable for executor in working)
+        ready = sum(executor.servable for executor in working)
         room = None if self.circuit is None else self.circuit.room
         ready = ready if room is None else min(ready, room)
-        if self.slots is not None and self.slots.offers and not ready and not wanted and "lease" not in self.paused:
+        if self.slots is not None and self.slots.offers and not ready:
             # One that is fetched from here makes this instance ask for a quota.
             ready = min(1, sum(executor.leasable for executor in working))
-        if self.rate is not None:
-            ready = min(ready, self.rate.offered)
-        takes = [executor for executor in working if executor.takes_items and not executor.degraded] if "produce" not in self.paused else []
-        return Load(ready, min((executor.has_or_will for executor in takes), default=None), self.busy)
+        return ready if self.rate is None else min(ready, self.rate.offered)
+
+    def load(self) -> Load:
+        """The share's load, as reported to the other instances."""
+        working = [] if "produce" in self.paused else [executor for executor in self.executors.values() if executor.takes_work]
+        takes = (executor.has_or_will for executor in working if executor.takes_items and not executor.degraded)
+        return Load(self.ready, min(takes, default=None), self.busy)
 
     def tally(self) -> Tally:
         """Its current levels, and its counts since it began."""
