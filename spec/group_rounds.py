@@ -2,8 +2,9 @@
 
 Plans are those of the code (`core/group/rounds.py`), and so is what a member serves by them. Around that, everything may happen at any
 time: a member pauses before or after any step, also between reading the group and deciding, for good or not, and its commit lands late, or
-unheard. (A commit that is lost is a look without one.) There are no clocks: a lease is over at any moment, and from then on others may take
-the member for silent, since that takes longer than the lease by every clock. Items are placed and removed without a round (ADR 20).
+unheard. (A commit that is lost is a look without one.) After a commit that was only its beat, a member may go on from its last look, with
+that beat in it (ADR 70). There are no clocks: a lease is over at any moment, and from then on others may take the member for silent, since
+that takes longer than the lease by every clock. Items are placed and removed without a round (ADR 20).
 
 Promise 33 of docs/explanation/guarantees.md: an item has one owner at a time, and a later owner's token is greater. `python -m spec rounds`
 checks it, and that each rule is needed. `spec/group_trace.py` checks that recorded histories of groups are orders of these steps.
@@ -43,10 +44,13 @@ class Rules:
     """Members that may leave."""
     late_looks: int = 1
     """Members that may have read the group and not looked at it yet."""
+    own_beats: int = 1
+    """Members that may go on from their last look, with their own beat in it."""
     marked: int = 0
     """1: at first, all have marked themselves in a second round."""
     placements: int = 0
     """Items that may be placed without a round."""
+    beats_are_answered: bool = True
     silence_outlasts_leases: bool = True
     checks_those_given_up: bool = True
     checks_the_round: bool = True
@@ -101,7 +105,7 @@ class Store(NamedTuple):
 
 class Commit(NamedTuple):
     """What a member has decided on. `own`, `round`, `given_up`, `resource`: what it checks, as it was seen. `after`: the new round
-    and plan."""
+    and plan. `looked`: the group as the member has seen it, if it may go on from there."""
 
     what: str
     record: Record | None
@@ -110,6 +114,7 @@ class Commit(NamedTuple):
     given_up: tuple[tuple[int, Record], ...] = ()
     after: tuple[Open, Division] | None = None
     resource: Divided | None = None
+    looked: Store | None = None
 
 
 class Member(NamedTuple):
@@ -165,6 +170,11 @@ class RoundsModel:
                 continue
             commit = member.commit
             yield f"{name} {commit.what}", lambda at=at, commit=commit: self.lands(_heard(state, at), at, commit)  # type: ignore[misc]
+            if commit.looked is not None and (state.store.members[at] == commit.own or not self._rules.beats_are_answered):
+                yield (
+                    f"{name} {commit.what}, and takes that into what it has seen",
+                    lambda at=at, commit=commit: self._takes_in(state, at, commit),  # type: ignore[misc]
+                )
             if len(state.strays) < self._rules.strays:
                 yield (
                     f"{name} goes on without an answer",
@@ -231,6 +241,8 @@ class RoundsModel:
         yield f"{name} looks", lambda: self.sound(self.looks(state, at, seen), at)
         if member.beats < self._rules.beats:
             for commit in self.decisions(state, at, seen):
+                if commit.what == "beats" and at < self._rules.own_beats:
+                    commit = commit._replace(looked=seen)
                 decided = self.decides(self.looks(state, at, seen), at, commit)
                 yield f"{name} looks, and {commit.what}: decides", lambda decided=decided: self.sound(decided, at)  # type: ignore[misc]
 
@@ -328,6 +340,15 @@ class RoundsModel:
             return state._replace(store=landed._replace(round=current, plan=plan))
         marks = current.marks | (store.round.marks if store.round.number == current.number else frozenset())
         return state._replace(store=landed._replace(round=current._replace(marks=marks)))
+
+    def _takes_in(self, state: State, at: int, commit: Commit) -> State:
+        """The beat takes effect, and the member will look at what it has seen before, with the beat in it. What others have done since is
+        not in it. Without the rule, it does so if the beat is lost."""
+        assert commit.looked is not None
+        landed = self.lands(_heard(state, at), at, commit) if self._rules.beats_are_answered else _heard(state, at)
+        records = commit.looked.members
+        seen = commit.looked._replace(members=(*records[:at], commit.record, *records[at + 1 :]))
+        return _put(landed, at, landed.members[at]._replace(seen=seen))
 
     # ---- promises ---------------------------------------------------------------------------------------------
 
@@ -438,6 +459,7 @@ def _sorted(owners: Mapping[str, Mapping[str, int]]) -> tuple[tuple[str, tuple[t
 
 
 ABLATIONS = {
+    "a member takes a beat that is lost for recorded": Rules(beats_are_answered=False),
     "a member is given up before its lease is over": Rules(silence_outlasts_leases=False),
     "a member is given up though it beats after all": Rules(checks_those_given_up=False),
     "a round is sealed twice": Rules(checks_the_round=False, members=3, rounds=2, marked=1, late_looks=0),
