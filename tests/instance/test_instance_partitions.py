@@ -17,7 +17,9 @@ from sluiceway.cluster import transfer_sender
 from sluiceway.cluster.transfer_sender import Piece, pieces
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.contract.rebalances import PartitionState
+from sluiceway.core.group.group_records import Token
 from sluiceway.core.partition.key_slots import home_of
+from sluiceway.core.queue.tickets import Effect, Open
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import DeleteItems, ListItems
@@ -59,6 +61,31 @@ async def refused(work: object) -> SluicewayError:
 
 
 # ---- they come and go -----------------------------------------------------------------------------------------
+
+
+@driven
+async def test_partitions_that_are_gained_one_by_one_are_opened_by_one_cycle(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q", 40))
+        driver = service._drivers["q"]
+        for number in range(40):
+            await service.lost(driver.record.incarnation, number)
+        assert not driver.executors
+        opens: list[int] = []
+        cycle = driver.queue.cycle
+
+        def counted(now: int, timers: int | None = None, is_pressed: bool = False) -> list[Effect]:
+            effects = cycle(now, timers, is_pressed)
+            if wanted := sum(isinstance(effect, Open) for effect in effects):
+                opens.append(wanted)
+            return effects
+
+        driver.queue.cycle = counted  # type: ignore[method-assign]
+        for number in range(40):
+            service.gained(driver.record.incarnation, number, Token(1, 9))
+        await driver.opened()
+        assert opens == [40]
+        assert all(executor.takes_work for executor in driver.executors)
 
 
 @driven

@@ -430,7 +430,7 @@ class Service:
 
     def gained(self, incarnation: str, partition: int, token: Token) -> None:
         driver = self._driver_of(incarnation)
-        if driver is not None and driver.record.partition(partition) is not None:
+        if driver is not None and partition in driver.numbers:
             driver.gain({partition: token})
             self.schedule_driver.poke()
         elif driver is None or partition >= driver.record.given:

@@ -208,8 +208,10 @@ class QueueDriver:
                 self.queue.gain(number)
                 self._unopened.add(number)
                 self._backends[number].attach(self._ref(number), self._retry)
-        self.note_room()
-        self._cycle()
+        # A takeover gains thousands one by one: nothing here looks at all of them, and one cycle opens them all.
+        if any(self._backends[number].is_low for number in tokens):
+            self.note_room()
+        self.cycle_soon()
 
     def prepare(self, number: int) -> None:
         """Let the partition's backend read ahead: the partition will probably be gained soon."""
