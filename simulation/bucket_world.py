@@ -206,10 +206,20 @@ class BucketWorld:
         self.loop.after(self.random.choice([200, 2_000, 8_000, 20_000]), thaw)
 
     def _store(self, process: Process) -> BucketPartitionStore:
-        objects: ObjectStore = SimObjects(self.bucket, lambda: self.weather, self.loop, process, self.random)
+        objects: ObjectStore = SimObjects(self._bucket_of(process), lambda: self.weather, self.loop, process, self.random)
         if self.random.random() < 0.5:
             objects = HedgedReads(objects)
-        return BucketPartitionStore(objects, self.patience, self.window, lambda: self.random.getrandbits(64).to_bytes(8, "big"))
+        return self._store_over(objects)
+
+    def _bucket_of(self, process: Process) -> Bucket:
+        """The bucket as that process has it."""
+        return self.bucket
+
+    def _store_over(self, objects: ObjectStore) -> BucketPartitionStore:
+        return BucketPartitionStore(objects, self.patience, self.window, self._nonce)
+
+    def _nonce(self) -> bytes:
+        return self.random.getrandbits(64).to_bytes(8, "big")
 
     async def _own(self, name: str, line: Line, store: BucketPartitionStore) -> None:
         """Open the partition again and again, and commit cycles until a commit fails, or for a while."""

@@ -220,10 +220,12 @@ class CaptureTasks:
 @cache
 def facts(rules: Rules, log: tuple[bytes, ...]) -> Facts:
     """What the log says under these rules. Raises Broken where it says what no log may say."""
-    if not log:
-        return Facts(Folded())
-    before, record = facts(rules, log[:-1]), decode(log[-1])
-    state = _fold(rules, before.state, len(log), record)
+    return follow(rules, facts(rules, log[:-1]), len(log), decode(log[-1])) if log else Facts(Folded())
+
+
+def follow(rules: Rules, before: Facts, seq: int, record: Record) -> Facts:
+    """What the log says with one more record, of that number. Raises Broken where no log may say so."""
+    state = _fold(rules, before.state, seq, record)
     finished, released = before.finished, before.released
     for token, was in before.state.partitions.items():
         now = state.partitions.get(token)
