@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +15,7 @@ from simulation.planting import Bug, planted
 from simulation.runner import main
 from simulation.world import EventLog
 from tests.simulation.planted_bugs import found
+from tests.simulation.replays import replayed
 
 SEEDS = 40
 KNOWN = {
@@ -77,6 +76,11 @@ KNOWN = {
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 
 
+@functools.cache
+def weathers() -> list[Weather]:
+    return [GroupWorld(seed).weather for seed in range(400)]
+
+
 @pytest.mark.parametrize("seed", [*range(SEEDS), 1618])
 def test_no_promise_is_broken(seed: int) -> None:
     run_group(seed)
@@ -115,19 +119,13 @@ def test_there_are_enough_of_them_and_each_has_a_name_and_a_reason() -> None:
     ],
 )
 def test_every_kind_of_weather_comes(has: Callable[[Weather], bool]) -> None:
-    assert sum(has(GroupWorld(seed).weather) for seed in range(400)) > 20
+    assert sum(map(has, weathers())) > 20
 
 
 def test_a_seed_is_the_same_history_in_every_process() -> None:
-    def replay(hash_seed: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "simulation", "--group", "--seed", "7"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
     log = EventLog()
     run_group(7, log)
-    assert log.digest() in replay("1")
-    assert log.digest() in replay("2")
+    assert log.digest() in replayed("--group", "--seed", "7")
 
 
 def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import pytest
 
-from simulation.bank import BANK, hunt
+from simulation.bank import BANK, Found, hunt
 from simulation.planting import Bug, planted
 from simulation.runner import BUGS
 from sluiceway.core.queue.logical_queue import LogicalQueue
+from tests.simulation import planted_bugs
 from tests.simulation.planted_bugs import found
 
 KNOWN = {
@@ -62,6 +64,18 @@ def test_a_crash_of_the_planted_function_itself_shows_nothing() -> None:
 
     bug = Bug("out_of_date", "It takes other arguments than the code that it stands for.", LogicalQueue, "committed", change)
     with pytest.raises(AssertionError, match="crashes by itself"):
+        found(bug, {})
+
+
+def test_a_known_seed_that_shows_nothing_any_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its history is lived through in vain in every run, also where one of the first shows the bug."""
+    bug = BANK[0]
+    monkeypatch.setattr(planted_bugs, "hunt", lambda _bug, _seeds: Found(3, "a broken promise"))
+    with pytest.warns(UserWarning, match="is shown by seed 3 now"):
+        found(bug, {bug.name: 7})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found(bug, {bug.name: 3})
         found(bug, {})
 
 

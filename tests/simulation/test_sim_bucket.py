@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from simulation.bank import BUCKET_BANK, SEEDS_PER_BUG, hunt
-from simulation.bucket_world import BucketWorld
+from simulation.bucket_world import BucketWorld, run_bucket
 from simulation.planting import Bug
 from simulation.world import EventLog
+from tests.simulation.replays import replayed
 
 SEEDS = 40
 
@@ -47,9 +44,6 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 
 
 def test_a_seed_is_the_same_history_in_every_process() -> None:
-    def replay(hash_seed: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "simulation", "--bucket", "--seed", "7"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-    assert replay("1") == replay("2") != ""
+    log = EventLog()
+    run_bucket(7, log)
+    assert log.digest() in replayed("--bucket", "--seed", "7")

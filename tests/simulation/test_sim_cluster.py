@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -14,6 +11,7 @@ from simulation.cluster import ClusterWorld, run_cluster
 from simulation.planting import Bug
 from simulation.world import EventLog
 from tests.simulation.planted_bugs import found
+from tests.simulation.replays import replayed
 
 SOME = 12
 """Histories here; `make sim` runs more, and `make sim-bank` looks for every planted bug anew."""
@@ -73,12 +71,6 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 
 
 def test_a_seed_is_the_same_history_in_every_process() -> None:
-    def replay(hash_seed: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "simulation", "--cluster", "--seed", "3"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
     log = EventLog()
     run_cluster(3, log)
-    assert log.digest() in replay("1")
-    assert log.digest() in replay("2")
+    assert log.digest() in replayed("--cluster", "--seed", "3")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -14,6 +11,7 @@ from simulation.cluster_group import MemberWorld, run_members
 from simulation.planting import Bug
 from simulation.runner import main
 from simulation.world import EventLog
+from tests.simulation.replays import replayed
 
 SEEDS = 15
 
@@ -52,15 +50,9 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 
 
 def test_a_seed_is_the_same_history_in_every_process() -> None:
-    def replay(hash_seed: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "simulation", "--members", "--seed", "7"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
     log = EventLog()
     run_members(7, log)
-    assert log.digest() in replay("1")
-    assert log.digest() in replay("2")
+    assert log.digest() in replayed("--members", "--seed", "7")
 
 
 def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -14,6 +11,7 @@ from simulation.planting import planted
 from simulation.queue_run import History, run_history
 from simulation.runner import main
 from simulation.world import EventLog
+from tests.simulation.replays import replayed
 
 SEEDS = 90
 SOME = 30
@@ -76,15 +74,9 @@ def test_a_world_in_which_nothing_goes_wrong_is_not_all_there_is() -> None:
 
 
 def test_a_seed_is_the_same_history_in_every_process() -> None:
-    def replay(hash_seed: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "simulation", "--seed", "7"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
     log = EventLog()
     run_history(7, log)
-    assert log.digest() in replay("1")
-    assert log.digest() in replay("2")
+    assert log.digest() in replayed("--seed", "7")
 
 
 def test_another_seed_is_another_history() -> None:
