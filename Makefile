@@ -191,10 +191,11 @@ bench: setup $(BENCH_STAMP) ## Measure, side by side with the peers that are ins
 bench-peers: setup $(BENCH_STAMP) ## Install the peers of `make bench`, also the task queues of its case `workers`, and try each on loopback
 	@$(BIN)/python -m bench peers $(ARGS)
 
-bench-scale: setup ## What size costs: long lines, single leases, mass expiry, many partitions, many that wait (about half an hour)
+bench-scale: setup ## What size costs: long lines, single leases, mass expiry, many partitions, queues, keys, many that wait (about an hour)
 	@$(BIN)/python -m bench hard
 	@$(BIN)/python -m bench growth
 	@$(BIN)/python -m bench hung
+	@$(BIN)/python -m bench odd_shapes
 
 campaign: setup ## Black-box: load and every kind of fault on each storage, a history with checkers, pictures in build/campaign (ARGS=planted: find planted bugs)
 	@$(BIN)/python -m tests.campaigns.blackbox $(ARGS)
