@@ -28,7 +28,7 @@ KNOWN = {
     "says_too_soon_that_it_has_stopped": 1,
     "serves_before_all_have_left_the_era": 40,
     "leaves_the_era_before_it_knows": 115,
-    "leaves_the_era_out_of_the_token": 2,
+    "leaves_the_era_out_of_the_token": 3,
     "does_not_wait_for_the_old_owner_to_stop": 1,
     "does_not_wait_for_those_who_leave": 8,
     "seals_over_a_mark": 28,
@@ -43,7 +43,7 @@ KNOWN = {
     "moves_more_than_it_must": 1,
     "moves_one_more_than_it_must": 1,
     "claims_without_looking_whose_it_is": 6,
-    "claims_without_a_new_grant": 3,
+    "claims_without_a_new_grant": 6,
     "never_gives_back_what_is_too_much": 10,
     "serves_what_it_gives_back": 9,
     "places_into_a_plan_that_has_changed": 13,
@@ -61,7 +61,7 @@ KNOWN = {
     "divides_everything_anew": 3,
     "forgets_who_may_still_serve_an_item": 2,
     "claims_what_had_an_owner": 99,
-    "leaves_claims_behind": 2,
+    "leaves_claims_behind": 3,
     "claims_what_has_just_gone": 59,
     "limits_what_has_gone": 36,
     "leaves_limits_behind": 2,
@@ -72,6 +72,10 @@ KNOWN = {
     "spreads_anew_in_each_round": 37,
     "bounds_each_round_alone": 47,
     "says_no_zone": 37,
+    "plans_without_zones": 53,
+    "fills_one_zone_with_each_queue": 37,
+    "gives_the_larger_shares_by_name": 37,
+    "takes_no_notice_of_zones_for_a_limited_queue": 37,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 
