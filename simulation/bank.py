@@ -53,7 +53,7 @@ UNIQUE_BANK: tuple[Bug, ...] = tuple(bugs_unique.BUGS)
 LIMIT_BANK: tuple[Bug, ...] = tuple(bugs_quotas.BUGS)
 BUCKET_BANK: tuple[Bug, ...] = tuple(bugs_bucket.BUGS)
 TASK_BANK: tuple[Bug, ...] = (*bugs_tasks.ABLATIONS, *bugs_tasks.BUGS)
-SEEDS_PER_BUG = 200
+SEEDS_PER_BUG = 300
 
 _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
     (BANK, run_history),

@@ -48,7 +48,7 @@ KNOWN = {
     "serves_what_it_gives_back": 9,
     "places_into_a_plan_that_has_changed": 13,
     "places_into_a_resource_that_has_changed": 3,
-    "removes_from_a_plan_that_has_changed": 68,
+    "removes_from_a_plan_that_has_changed": 273,
     "removes_from_a_resource_that_has_changed": 3,
     "places_under_the_old_version": 2,
     "gives_new_items_to_nobody": 2,
