@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sluiceway.adapters import system
+from sluiceway.adapters.background import shielded
 from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.lock import has_been_used
 from sluiceway.adapters.meta.opening import open_meta_store
@@ -139,7 +140,7 @@ class ApiKeys:
         """Wait for a read of the meta store that begins after this call."""
         if self._look is None:
             self._look = asyncio.create_task(self._read_soon())
-        await asyncio.shield(self._look)
+        await shielded(self._look)
 
     async def _read_soon(self) -> None:
         await asyncio.sleep(self._look_interval / 1_000)

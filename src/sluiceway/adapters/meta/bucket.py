@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluiceway.adapters import system
+from sluiceway.adapters.background import shielded
 from sluiceway.adapters.meta.commit import HISTORY, check_commit
 from sluiceway.adapters.meta.watches import Watches
 from sluiceway.adapters.storage.bucket_proof import Proof
@@ -178,7 +179,7 @@ class BucketMetaStore:
         """Read the object as it is now. Those who ask at the same moment share a read. Raises StoreUnavailableError."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_next())
-        return await asyncio.shield(self._reading)
+        return await shielded(self._reading)
 
     async def _read_next(self) -> _Known:
         await asyncio.sleep(0)
@@ -215,7 +216,7 @@ class BucketMetaStore:
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
         # A caller that gives up does not take its commit back: it may be under way.
-        return await asyncio.shield(done)
+        return await shielded(done)
 
     async def _write_all(self) -> None:
         """Carry out the commits that wait. What comes while one is written shares the next: an opening of many partitions has many."""

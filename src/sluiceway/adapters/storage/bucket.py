@@ -17,6 +17,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
+from sluiceway.adapters.background import shielded
 from sluiceway.adapters.storage.bucket_journals import PAUSES, ChangedError, Journal, JournalOverError, Journals, entry_name
 from sluiceway.adapters.storage.bucket_proof import Proof
 from sluiceway.core.bucket.journal_entry import Entry, Place
@@ -186,7 +187,7 @@ class BucketPartitionStore:
         await self._others.wipe(journal, lambda name: self._is_named(_ref_of(name), journal))
 
     async def _carry_out(self, call: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.shield(self._begin(call))
+        return await shielded(self._begin(call))
 
     def _begin(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(call)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+from sluiceway.adapters.background import shielded
 from sluiceway.core.bucket.journal_entry import Entry, decode, ending_entry, entry_of, meta_bytes
 from sluiceway.core.bucket.partition_head import Range
 from sluiceway.ports.object_store import ObjectStore, UnknownWriteError
@@ -407,7 +408,7 @@ class Journals:
                 self._reads.pop(next(iter(self._reads)))
             reading = self._reads[key] = asyncio.create_task(self._limited(journal, number))
         try:
-            found = await asyncio.shield(reading)
+            found = await shielded(reading)
         except BaseException:
             self._reads.pop(key, None)
             raise

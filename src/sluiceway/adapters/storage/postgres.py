@@ -13,6 +13,7 @@ from zlib import crc32
 import psycopg
 from psycopg.types.numeric import Int8
 
+from sluiceway.adapters.background import shielded
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
 from sluiceway.adapters.storage.postgres_openings import Openings
 from sluiceway.adapters.storage.postgres_rows import (
@@ -141,7 +142,7 @@ class PostgresPartitionStore:
         task = asyncio.create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
-        return await asyncio.shield(task)
+        return await shielded(task)
 
     async def _identify(self, new: str | None) -> str | None:
         try:
