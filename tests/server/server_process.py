@@ -28,12 +28,13 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = PATIEN
         pause.wait(0.01)
 
 
-def line_of(output: IO[str]) -> str:
-    """The next line that a process prints; empty if it ends, or prints none in time. Nothing may be in the buffer of `output`."""
+def line_of(output: IO[str], patience: float = PATIENCE) -> str:
+    """The next line that a process prints; empty if it ends, or prints none within `patience` seconds. Nothing may be in the buffer of
+    `output`."""
     # Not `select`, which knows only the first 1,024 descriptors of a process.
     poll = select.poll()
     poll.register(output, select.POLLIN)
-    return output.readline() if poll.poll(PATIENCE * 1_000) else ""
+    return output.readline() if poll.poll(patience * 1_000) else ""
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from tests.campaigns.blackbox.checkers import Anomaly
 from tests.campaigns.blackbox.nemeses import Bag, Nemesis
 from tests.campaigns.blackbox.operation_log import Fault, Operation, Round, RoundLog
 from tests.campaigns.blackbox.targets import Target
+from tests.campaigns.blackbox.waits import Waits
 from tests.campaigns.blackbox.workloads import TICKS, Goal, Setup, drain, load, schedule_names
 
 GAP = (1.0, 3.5)
@@ -58,7 +59,7 @@ async def rounds(target: Target, kinds: Sequence[Nemesis], folder: Path, plan: P
             await _Play(target, setup, goal, bag, chance, plan.round).round()
             history = log.close()
             yield Judged(number, log.round, checkers.check(log.round), history, time.monotonic() - began)
-            is_down = not all(member.runs for member in target.members)
+            is_down = not all(member.is_there for member in target.members)
             if is_down or time.monotonic() - began > plan.length - plan.round / 2:
                 return
 
@@ -82,18 +83,21 @@ class _Play:
             log.operation(Operation("operator", "schedule", TICKS, round.began, round.began, "done", {"schedule": name}))
         tracebacks = [each.tracebacks() for each in self._target.members]
         crew = load(self._goal)
+        waits = Waits(self._target.processes, log.wait)
+        watching = asyncio.create_task(waits.watch())
         try:
             round.before = await self._setup.counters()
             crew.start()
             await self._strike()
             await crew.stop(END_WITHIN)
-            round.is_drained, round.after = await drain(self._goal, self._setup)
+            round.is_drained, round.after = await drain(self._goal, self._setup, waits)
         except AssertionError as error:
             # A member that does not start again, or a call of the operator that is not answered.
             round.observed.append(str(error))
         finally:
             # Also when the campaign is stopped.
             await crew.stop(0.0)
+            watching.cancel()
         for member, before in zip(self._target.members, tracebacks, strict=True):
             if member.tracebacks() > before:
                 round.observed.append(f"the log of {member.name} has a traceback")

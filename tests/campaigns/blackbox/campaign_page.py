@@ -13,6 +13,7 @@ from tests.campaigns.blackbox.campaign import Judged
 from tests.campaigns.blackbox.checkers import Anomaly
 from tests.campaigns.blackbox.item_stories import SETTLEMENTS
 from tests.campaigns.blackbox.operation_log import Fault, Operation
+from tests.campaigns.blackbox.waits import overlap
 
 MAX_PICTURED = 6
 """Anomalies of a round of which a picture is made."""
@@ -55,7 +56,9 @@ class Course:
         self._rows.append((judged.number, counts["calls"], faults, len(judged.anomalies), judged.history.name))
         if judged.anomalies or judged.number == 1:
             self._sections += _section(judged, self._folder)
-        return f"round {judged.number}: {told(counts)}; faults: {faults}; {len(judged.anomalies)} anomalies"
+        waited = overlap(round.waits, round.began, round.ended)
+        starved = f"; {waited:.0f} s without a processor" if waited >= 1.0 else ""
+        return f"round {judged.number}: {told(counts)}; faults: {faults}{starved}; {len(judged.anomalies)} anomalies"
 
     def summary(self) -> str:
         """One line."""

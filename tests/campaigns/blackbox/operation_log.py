@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.campaigns.blackbox.waits import Wait
+
 Outcome = Literal["done", "refused", "unknown"]
 """Refused: it surely had no effect."""
 Counters = Mapping[str, Mapping[str, int]]
@@ -59,6 +61,8 @@ class Round:
 
     operations: list[Operation] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    """For a processor."""
     before: dict[str, dict[str, int]] = field(default_factory=dict)
     after: dict[str, dict[str, int]] = field(default_factory=dict)
     observed: list[str] = field(default_factory=list)
@@ -88,6 +92,10 @@ class RoundLog:
         self.round.faults.append(fault)
         self._write("fault", asdict(fault))
 
+    def wait(self, wait: Wait) -> None:
+        self.round.waits.append(wait)
+        self._write("wait", wait._asdict())
+
     def close(self) -> Path:
         """Note the rest of the round, and compress the file; its path."""
         rest = {name: getattr(self.round, name) for name in _REST}
@@ -116,6 +124,8 @@ def read_round(path: Path) -> Round:
                 found.operations.append(Operation(**value))
             elif kind == "fault":
                 found.faults.append(Fault(**value))
+            elif kind == "wait":
+                found.waits.append(Wait(**value))
             else:
                 for name in _REST:
                     setattr(found, name, value[name])

@@ -18,11 +18,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.campaigns.blackbox.faulty_system import FaultySystem
 from tests.campaigns.kit.lines import HOST, Line, Switchboard
-from tests.server.server_process import COMMAND, PATIENCE, line_of
+from tests.server.server_process import COMMAND, line_of
 from tests.servers import pids
 from tests.servers.postgres_server import PostgresServer
 
 STORAGES = ("sqlite", "postgresql", "cluster-sqlite", "cluster-postgresql", "bucket")
+PATIENCE = 600.0
+"""Seconds in which a server has to start, or to end. On a machine with a load of 30 one took more than two minutes."""
 READY_POLL = 0.05
 """Seconds. Each poll is a line in the server's log."""
 SIZE = 3
@@ -94,6 +96,7 @@ class Member:
         self._config = config
         self._flags = flags
         self._starts = 0
+        self._is_connected = False
         self._child: subprocess.Popen[str] | None = None
 
     @property
@@ -114,9 +117,21 @@ class Member:
     def runs(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether clients reach it."""
+        return self.runs and self._is_connected
+
+    @property
+    def processes(self) -> list[int]:
+        """Of its processes. None, if it is down at the moment: another thread may be bringing it back."""
+        child = self._child
+        return [] if child is None else [child.pid, *pids.children(child.pid)]
+
     def launch(self) -> None:
         """Begin to start; returns at once."""
         self._starts += 1
+        self._is_connected = False
         self.config_file.write_text(self._config(f"{self.name}.{self._starts}"))
         command = [
             *self.command,
@@ -137,7 +152,7 @@ class Member:
         """The port at which it listens; not the one that clients use. Raises AssertionError if it does not."""
         assert self._child is not None
         assert self._child.stdout is not None
-        line = line_of(self._child.stdout)
+        line = line_of(self._child.stdout, PATIENCE)
         assert line.startswith("sluiceway listening on "), f"{self.name} did not start; the end of its log:\n{self.tail()}"
         return int(line.split()[-1].rpartition(":")[2])
 
@@ -159,6 +174,7 @@ class Member:
         self.links.clients.target = port
         if self.links.peers is not None:
             self.links.peers.target = port
+        self._is_connected = True
 
     def await_ready(self) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -263,6 +279,10 @@ class Target:
         for each in self.members:
             if each.runs:
                 each.kill()
+
+    def processes(self) -> list[int]:
+        """Of all servers, and of the campaign itself."""
+        return [os.getpid(), *(pid for each in self.members for pid in each.processes)]
 
     def victim(self, chance: random.Random) -> Victim:
         """Any process."""

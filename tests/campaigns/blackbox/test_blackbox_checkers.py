@@ -10,6 +10,7 @@ import pytest
 from tests.campaigns.blackbox.checkers import check
 from tests.campaigns.blackbox.item_stories import Delivered
 from tests.campaigns.blackbox.operation_log import Fault, Operation, Outcome, Round
+from tests.campaigns.blackbox.waits import Wait
 
 NO_COUNTS = dict.fromkeys(("produced", "moved_in", "completed", "dead", "cleared", "redriven", "moved", "total", "transferring"), 0)
 
@@ -285,6 +286,13 @@ def test_a_call_without_an_answer_is_wrong_unless_something_hung(diary: Diary, m
     assert diary.kinds() == set()
 
 
+@pytest.mark.parametrize(("seconds", "kinds"), [(4.0, {"never ended"}), (6.0, set())])
+def test_nor_unless_the_servers_had_no_processor(diary: Diary, seconds: float, kinds: set[str]) -> None:
+    diary.note(10, "extend", "unknown", given={"leases": []}, problem="no answer", ended=25)
+    diary.round.waits += [Wait(5, 10 + seconds / 2), Wait(9, 10 + seconds / 2), Wait(25 - seconds / 2, 30)]
+    assert diary.kinds() == kinds
+
+
 def test_an_answer_that_the_call_must_not_get_is_wrong(diary: Diary) -> None:
     diary.note(1, "extend", "unknown", given={"leases": []}, problem="unexpected: 500 internal")
     assert diary.kinds() == {"wrong answer"}
@@ -300,6 +308,24 @@ def test_books_that_do_not_agree_with_the_answers_are_wrong(diary: Diary, counte
     three(diary)
     end(diary, 0, 1, 2)
     diary.counts[counter] += 1
+    assert diary.kinds() == {"books"}
+
+
+@pytest.mark.parametrize(("rest", "kinds"), [(1, {"invented"}), (2, set())])
+def test_what_an_earlier_round_has_left_is_not_invented(diary: Diary, rest: int, kinds: set[str]) -> None:
+    diary.round.before = {"q": NO_COUNTS | {"produced": 2, "total": rest}}
+    diary.counts["produced"] += 2
+    end(diary, 0, 1)
+    assert diary.kinds() == kinds
+
+
+def test_what_was_not_counted_at_the_beginning_is_not_in_the_books(diary: Diary) -> None:
+    three(diary)
+    end(diary, 0, 1, 2)
+    diary.counts.update(produced=103, completed=103)
+    diary.round.before = {"q": NO_COUNTS | {"produced": 50, "completed": 50, "unavailable": 1}}
+    assert diary.kinds() == set()
+    diary.round.before["q"]["unavailable"] = 0
     assert diary.kinds() == {"books"}
 
 

@@ -16,7 +16,11 @@ from tests.campaigns.blackbox import __main__ as campaign
 from tests.campaigns.blackbox.faulty_system import FaultySystem, Mischief
 from tests.campaigns.blackbox.operation_log import Fault, Operation, RoundLog, name_of, payload_of, read_round
 from tests.campaigns.blackbox.planted_bugs import BUGS, SOURCE, PlantedBug
+from tests.campaigns.blackbox.waits import Wait, Waits
+from tests.campaigns.blackbox.workloads import EMPTY_AT_LAST, EMPTY_WITHIN, Patience
 from tests.server.server_process import line_of
+from tests.servers import pids
+from tests.servers.pids import CpuTime
 
 
 def test_it_imports_nothing_of_the_product() -> None:
@@ -35,10 +39,38 @@ def test_a_history_can_be_read_again(tmp_path: Path) -> None:
     log = RoundLog(tmp_path / "round-001.jsonl")
     log.operation(Operation("c", "lease", "q", 1.0, None, "unknown", {"batch": 1}))
     log.fault(Fault("kill", "server", 1.0, 2.0))
+    log.wait(Wait(1.0, 1.5))
     log.round.observed.append("seen")
     log.round.is_drained = True
     assert read_round(log.close()) == log.round
     assert [path.name for path in tmp_path.iterdir()] == ["round-001.jsonl.gz"]
+
+
+def test_what_the_process_waited_that_waited_longest_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {1: 100.0, 2: 7.0}
+    monkeypatch.setattr(pids, "cpu_time", lambda pid: CpuTime(0.0, times[pid]))
+    found: list[Wait] = []
+    waits = Waits(lambda: times, found.append)
+    waits.look(1.0)
+    times.update({1: 100.5, 2: 9.0})
+    waits.look(10.0)
+    # One that has just begun has no time yet to compare with.
+    times.update({2: 9.1, 3: 50.0})
+    waits.look(11.0)
+    assert found == [Wait(8.0, 10.0)]
+    assert waits.total == 2.0
+
+
+def test_queues_have_time_as_long_as_something_leaves_them() -> None:
+    patience, left, now = Patience(0.0), 100, 0.0
+    while now + EMPTY_WITHIN / 2 < EMPTY_AT_LAST:
+        assert not patience.is_over(left, now)
+        left, now = left - 1, now + EMPTY_WITHIN / 2
+    assert patience.is_over(left, EMPTY_AT_LAST)
+    patience = Patience(0.0)
+    assert not patience.is_over(5, 1.0)
+    assert not patience.is_over(6, EMPTY_WITHIN)
+    assert patience.is_over(5, 1.0 + EMPTY_WITHIN)
 
 
 def test_a_payload_tells_its_name_and_no_damaged_one_does() -> None:

@@ -18,6 +18,7 @@ import httpx
 from tests.campaigns.blackbox.http_clients import MARGIN, Answer, Caller, Door, ask
 from tests.campaigns.blackbox.item_stories import TICK, Delivered
 from tests.campaigns.blackbox.operation_log import Operation, RoundLog, name_of, payload_of
+from tests.campaigns.blackbox.waits import Waits
 
 LEASE_TIMEOUT: Final = 4.0
 """Seconds: long enough that a server which is killed and started again must still know the lease."""
@@ -29,7 +30,9 @@ WAIT: Final = 0.3
 BACKLOG: Final = 1_000
 """Items of a queue that may be under way, so that it can be emptied soon."""
 EMPTY_WITHIN: Final = 90.0
-"""Seconds after all faults are over within which the queues must be empty."""
+"""Seconds after all faults are over within which something must leave the queues again and again."""
+EMPTY_AT_LAST: Final = 600.0
+"""Within which they must be empty."""
 LONG_LEASE: Final = 20.0
 """Of clients that hold items: longer than a server takes to start again on a busy machine, and its other clients to get to these items."""
 SCHEDULES: Final = 4
@@ -465,19 +468,38 @@ def schedule_names() -> list[str]:
     return [f"each-minute-{n}" for n in range(SCHEDULES)]
 
 
-async def drain(goal: Goal, setup: Setup) -> tuple[bool, dict[str, dict[str, int]]]:
+class Patience:
+    """Whether it is still worth waiting for queues to become empty. Times are those in which servers had a processor, in seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._began = self._moved = now
+        self._least: int | None = None
+
+    def is_over(self, left: int, now: float) -> bool:
+        """`left`: how many items are there."""
+        if self._least is None or left < self._least:
+            self._least, self._moved = left, now
+        return now - self._moved >= EMPTY_WITHIN or now - self._began >= EMPTY_AT_LAST
+
+
+async def drain(goal: Goal, setup: Setup, waits: Waits) -> tuple[bool, dict[str, dict[str, int]]]:
     """Complete all that is there. Whether all was gone in time, and the counters then."""
+
+    def now() -> float:
+        return time.monotonic() - waits.total
+
     ticks = _Ticks(goal.log, time.time())
     crew = Crew([Drainer(goal, Backlog(), f"d-{queue}-{n}", queue) for queue in QUEUES for n in range(2)])
     crew.start()
-    deadline = time.monotonic() + EMPTY_WITHIN
+    patience, is_over = Patience(now()), False
     looks = 0
     """In a row at which all was gone: two, since an item may go from a queue that is looked at later to one that was looked at before."""
     try:
-        while looks < 2 and time.monotonic() < deadline:
+        while looks < 2 and not is_over:
             await asyncio.sleep(0.0 if looks else 0.3)
             counters = await setup.counters()
-            left = any(each["total"] + each["transferring"] + each["unavailable"] for each in counters.values())
+            left = sum(each["total"] + each["transferring"] + each["unavailable"] for each in counters.values())
+            is_over = patience.is_over(left, now())
             looks = looks + 1 if not left and ticks.are_all_there() and await setup.is_rebalanced() else 0
     finally:
         await crew.stop(CALL_TIMEOUT + MARGIN)
