@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sluiceway.adapters import system
+from sluiceway.cluster import remote_leases
 from sluiceway.cluster.remote_demand import AFTER_NOTHING
+from sluiceway.cluster.router import ANSWER_MARGIN
 from sluiceway.contract.queue_settings import CircuitBreaker
 from sluiceway.core.partition.circuit_breaker import PROBES
 from sluiceway.core.partition.key_slots import slot
@@ -178,7 +181,7 @@ def test_what_is_fetched_for_a_client_that_has_gone_is_given_back(tmp_path: Path
             await a.create_queue(spec("q", 1))
             owner = made.owner("q", 0)
             consumer = without(made, "q", 0)
-            gate = made.wires.on_answer = Gate(only=lambda _, request: isinstance(request, Ask) and isinstance(request.request, Lease))
+            gate = made.wires.on_answer = Gate(only=leases)
             work = asyncio.create_task(lease(consumer, "q", timeout=60_000))
             await put(a, "q", 0, "x")
             await gate.reached.wait()
@@ -189,6 +192,60 @@ def test_what_is_fetched_for_a_client_that_has_gone_is_given_back(tmp_path: Path
             # It was not touched: the attempt does not count.
             again = await lease(consumer, "q", timeout=60_000)
             assert in_columns(again.batches[0]).column("attempts").to_pylist() == [1]
+
+    asyncio.run(run())
+
+
+def leases(_: str, request: PeerRequest) -> bool:
+    """Whether it asks for a lease from a share."""
+    return isinstance(request, Ask) and isinstance(request.request, Lease)
+
+
+@pytest.mark.parametrize("timeout", [0, 50])
+def test_what_comes_too_late_for_its_call_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: int) -> None:
+    """A slow owner. If its items stayed leased, those of the same keys would wait until the lease runs out."""
+    monkeypatch.setattr(remote_leases, "NO_WAIT", 50)
+    monkeypatch.setattr(remote_leases, "IN_FLIGHT", 50)
+    monkeypatch.setattr(remote_leases, "LATE", 60_000)
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            owner, consumer = made.owner("q", 0), without(made, "q", 0)
+            await put(a, "q", 0, "x")
+            gate = made.wires.on_answer = Gate(only=leases)
+            # On a slow machine the time of a call may be over before it hears of the item.
+            while not gate.reached.is_set():
+                assert (await lease(consumer, "q", timeout=timeout)).leases == []
+            assert owner.stats("q").partitions[0].total_leased == 1
+            # The time was over: nobody else was asked.
+            assert len(made.wires.requests(Lease)) == 1
+            gate.open()
+            await eventually(lambda: owner.stats("q").partitions[0].ready == 1)
+            again = await lease(consumer, "q", timeout=60_000)
+            assert in_columns(again.batches[0]).column("attempts").to_pylist() == [1]
+
+    asyncio.run(run())
+
+
+def test_a_call_waits_a_moment_longer_for_items_that_are_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_leases, "IN_FLIGHT", 60_000)
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            consumer = without(made, "q", 0)
+            await put(a, "q", 0, "x")
+            gate = made.wires.on_answer = Gate(only=leases)
+            reached = asyncio.create_task(gate.reached.wait())
+            while not reached.done():
+                deadline = system.now() + 50
+                work = asyncio.create_task(lease(consumer, "q", timeout=50))
+                await asyncio.wait((work, reached), return_when=asyncio.FIRST_COMPLETED)
+            await eventually(lambda: system.now() > deadline + 2 * ANSWER_MARGIN)
+            assert not work.done()
+            gate.open()
+            assert payloads((await work).batches) == ["x"]
 
     asyncio.run(run())
 

@@ -12,7 +12,7 @@ from typing import cast
 
 from sluiceway.adapters import system
 from sluiceway.cluster.remote_demand import Demand
-from sluiceway.cluster.router import NO_WAIT, Router, plain
+from sluiceway.cluster.router import ANSWER_MARGIN, NO_WAIT, Router, plain
 from sluiceway.core.partition.key_slots import home_of
 from sluiceway.core.queue.queue_rate import REMOTE
 from sluiceway.core.queue.routing import HERE, Peer, by_owner
@@ -31,6 +31,11 @@ AT_ONCE = 0.002
 """Seconds for a lease to be served from here before other instances are asked."""
 BEING_WRITTEN: Millis = 100
 """Maximum wait of a lease for items being written here. A slower partition may hang, and other instances may have items."""
+IN_FLIGHT: Millis = 800
+"""Minimum time for another instance to answer, also if the call's own time ends before. With ANSWER_MARGIN it is the second that a call may
+take longer while a commit is in flight for it."""
+LATE: Millis = 5_000
+"""How long after that an answer may come for its leases to be given back."""
 GIVE_BACK: Millis = 5_000
 AGAIN: Millis = 50
 """Delay before unanswered requests about a key's leases are repeated."""
@@ -91,7 +96,7 @@ class RemoteLeases:
     # ---- without a key ----------------------------------------------------------------------------------------
 
     async def _anywhere(self, record: QueueRecord, share: QueueDriver, request: Lease, payload: bool) -> Leased:
-        deadline = system.now() + request.request_timeout
+        deadline, waits = system.now() + request.request_timeout, request.request_timeout > 0
         ticket = share.submit(request, payload)
         answer: asyncio.Future[Leased] = ticket.waiter.future
         try:
@@ -109,7 +114,7 @@ class RemoteLeases:
         except BaseException:
             share.abandon(ticket)
             raise
-        if own.leases or request.request_timeout:
+        if own.leases or waits:
             return own
         return await self._of_others(record, request, payload, deadline + NO_WAIT)
 
@@ -139,7 +144,7 @@ class RemoteLeases:
             if not answer.done() and share.queue.withdraw(ticket):
                 answer.cancel()
                 was_asked = True
-                leased = await self._fetch(record, wish.offer.result(), request, payload, deadline)
+                leased = await self._fetch(record, wish.offer.result(), request, payload, deadline, IN_FLIGHT)
             # The withdrawal cancelled it; otherwise its items are on the way.
             await asyncio.wait((answer,))
         finally:
@@ -156,23 +161,34 @@ class RemoteLeases:
                 return leased
         return Leased([])
 
-    async def _fetch(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool, deadline: Millis) -> Leased | None:
-        """Lease the instance's ready items; None: it has none, or does not answer. Items that arrive after a cancellation are released."""
+    async def _fetch(
+        self, record: QueueRecord, peer: Peer, request: Lease, payload: bool, deadline: Millis, least: Millis = 0
+    ) -> Leased | None:
+        """Lease the instance's ready items; None: it has none, or does not answer by the deadline, nor within `least` ms.
+
+        Items that arrive later, or after a cancellation, are given back: nobody else gets them while they are leased.
+        """
         within = max(0, deadline - system.now())
         # With a limit, the other instance may have items, and tokens or a quota for them within a moment.
         patience = REMOTE if record.rate is not None else BEING_WRITTEN if record.concurrency else 0
         waits = min(within, request.request_timeout, patience)
-        fetching = asyncio.ensure_future(self._router.ask(record, peer, replace(request, request_timeout=waits), payload, within))
+        # Under a key the leases are found again.
+        late = LATE if request.lease_key is None else 0
+        within = max(within, least)
+        asking = self._router.ask(record, peer, replace(request, request_timeout=waits), payload, within + late)
+        fetching = asyncio.ensure_future(asking)
         try:
-            leased: Leased = await asyncio.shield(fetching)
+            await asyncio.wait((fetching,), timeout=(within + ANSWER_MARGIN) / 1000 if late else None)
+            if not fetching.done():
+                self._expect_late(record, peer, request, fetching)
+                return None
+            leased: Leased = fetching.result()
             if request.lease_key is not None:
                 # Otherwise a repetition of this call would not look there.
                 with contextlib.suppress(SluicewayError):
                     await self._router.know(record, [lease.partition for lease in leased.leases])
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._give_back(record, peer, request, fetching))
-            self._returning.add(task)
-            task.add_done_callback(self._returning.discard)
+            self._expect_late(record, peer, request, fetching)
             raise
         except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
             log.debug("nothing was fetched from instance %s: %s", peer.name, error)
@@ -182,8 +198,14 @@ class RemoteLeases:
             return None
         return leased if leased.leases else None
 
+    def _expect_late(self, record: QueueRecord, peer: Peer, request: Lease, fetching: asyncio.Future[Leased]) -> None:
+        """Give back what the answer brings, when it comes."""
+        task = asyncio.create_task(self._give_back(record, peer, request, fetching))
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
     async def _give_back(self, record: QueueRecord, peer: Peer, request: Lease, fetching: asyncio.Future[Leased]) -> None:
-        """Release the leases of a client that went away. If this fails, they run out."""
+        """Release the leases of a client that has gone or was answered. If this fails, they run out."""
         with contextlib.suppress(PeerRefusedError, PeerUnknownError, SluicewayError):
             leased = await fetching
             if leased.leases and request.lease_key is None:
