@@ -18,7 +18,7 @@ from tests.simulation.planted_bugs import found
 KNOWN = {
     "opens_again_without_a_pause": 3,
     "works_on_after_a_mistake": 8,
-    "calls_unknown_unavailable": 3,
+    "calls_unknown_unavailable": 4,
     "finds_leases_that_are_over": 8,
     "answers_a_lease_key_with_what_it_has": 4,
     "waits_for_stopped_partitions": 10,
@@ -34,7 +34,7 @@ KNOWN = {
     "backs_off_by_one_attempt_more": 22,
     "clears_the_leased": 4,
     "calls_back_without_attempts": 15,
-    "leaves_produces_behind_a_hung_commit": 7,
+    "leaves_produces_behind_a_hung_commit": 9,
     "never_tries_a_slow_partition_again": 12,
     "looks_away_from_closed_partitions": 94,
     "says_done_before_it_is_durable": 14,
