@@ -101,6 +101,13 @@ class Store:
         self.on_open, self.on_apply = down, unknown
 
 
+def forget_rows(service: Service) -> None:
+    """As if other rows had displaced those in the cache of blobs: the next read goes to the store."""
+    cache = service._cache
+    for key in list(cache._batches):
+        cache.drop(key)
+
+
 async def fine(_: PartitionRef) -> None:
     return None
 

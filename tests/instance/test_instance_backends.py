@@ -28,6 +28,7 @@ from tests.instance.instance_rig import (
     down,
     eventually,
     fine,
+    forget_rows,
     lease,
     payloads,
     produce,
@@ -243,7 +244,7 @@ async def test_a_read_that_hangs_is_answered_for(tmp_path: Path) -> None:
 
 async def produce_and_peek(service: Service) -> object:
     await produce(service, "q", "b")
-    service._cache._batches.clear()
+    forget_rows(service)
     return await service.peek("q", Peek(1, partition=0))
 
 

@@ -18,7 +18,7 @@ from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.cluster.cluster_rig import cluster
 from tests.cluster.test_cluster_items import NUMBERS, filled
-from tests.instance.instance_rig import Store, eventually, lease, produce, service_on, serving, settle, spec
+from tests.instance.instance_rig import Store, eventually, forget_rows, lease, produce, service_on, serving, settle, spec
 
 READY = Browse(0, ("ready",), 2)
 
@@ -75,7 +75,7 @@ async def test_pages_are_of_one_moment_and_what_is_gone_meanwhile_is_kept_for_th
         await settle(service, "q", await lease(service, "q"))
         await produce(service, "q", "later")
         # Not from what happens to be in memory.
-        service._cache._batches.clear()
+        forget_rows(service)
         assert await blobs(service, store) == 6
         assert texts(await service.browse("q", after(first))) == ["c", "d"]
         assert await rest(service, first) == ["c", "d", "e"]
@@ -112,12 +112,12 @@ async def test_what_fits_on_one_page_leaves_nothing_behind(tmp_path: Path, monke
 async def test_what_is_completed_while_its_page_is_read_is_on_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, store):
         await begin(service, "a")
-        service._cache._batches.clear()
+        forget_rows(service)
 
         async def settled(_: PartitionRef) -> None:
             store.on_read = nothing
             await settle(service, "q", await lease(service, "q"))
-            service._cache._batches.clear()
+            forget_rows(service)
 
         async def nothing(_: PartitionRef) -> None:
             return None
@@ -189,7 +189,7 @@ async def test_a_page_is_no_larger_than_a_lease(tmp_path: Path, monkeypatch: pyt
 async def test_a_store_that_cannot_be_read_is_said_and_asked_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, store):
         await begin(service, "a")
-        service._cache._batches.clear()
+        forget_rows(service)
 
         async def broken(_: PartitionRef) -> None:
             raise StoreUnavailableError("gone")
@@ -199,7 +199,7 @@ async def test_a_store_that_cannot_be_read_is_said_and_asked_again(tmp_path: Pat
         store.on_read = working
         assert texts(await service.browse("q", READY)) == ["a"]
         store.missing = {0}
-        service._cache._batches.clear()
+        forget_rows(service)
         assert await code(service, READY) == "snapshot_gone"
 
 

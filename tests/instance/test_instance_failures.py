@@ -22,6 +22,7 @@ from tests.instance.instance_rig import (
     down,
     eventually,
     fine,
+    forget_rows,
     lease,
     payloads,
     produce,
@@ -131,7 +132,7 @@ async def test_dead_items_that_the_store_has_lost_stop_the_partition(tmp_path: P
         await produce(service, "q", "a", "b")
         leased = await lease(service, "q")
         service._cache.capacity = 0  # so that it has to read them
-        service._cache._batches.clear()
+        forget_rows(service)
         store.missing = {0}
         await settle(service, "q", leased, DEAD)
         await eventually(lambda: bool(service.problems()))

@@ -16,7 +16,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, Produce, QueueSpec, Redrive, Selection, Settle, Settled
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
-from tests.instance.instance_rig import down, eventually, fine, lease, payloads, produce, serving, settle, spec, total
+from tests.instance.instance_rig import down, eventually, fine, forget_rows, lease, payloads, produce, serving, settle, spec, total
 
 
 def item(text: str, queue: str) -> Produce:
@@ -139,7 +139,7 @@ async def test_a_redrive_does_not_take_what_it_saw_before_a_commit_failed_for_wh
         failing = asyncio.ensure_future(retry(service, 1))
         await held.wait()
         # The redrive reads the first extent from the store, and is held up there.
-        service._cache._batches.clear()
+        forget_rows(service)
         reading, read_on = asyncio.Event(), asyncio.Event()
 
         async def hold(_: PartitionRef) -> None:
