@@ -99,7 +99,7 @@ def _process(spark: SparkSession, feed: Feed, rows: int, url: str, queue: str, w
         "url": url,
         "queue": queue,
         "consumer": "demo",
-        "maxItemsPerTrigger": str(min(60_000, max(100, rows // 6))),
+        "maxItemsPerTrigger": str(min(100_000, max(100, rows // 4))),
         "minPartitions": "2",
         "holdFor": "10m",
         "requestTimeout": _RETRY_FOR,
