@@ -204,8 +204,8 @@ def test_tasks_cover_every_item_once_in_order(counts: list[int], min_partitions:
         (400_000, 4, 1, 4),
         (640_000, 64, 1, 64),
         (200_000, 64, 1, 20),
-        (1_000_000, 4, 1, 10),
-        (1_000_000, 4, 2, 10),
+        (1_000_000, 4, 1, 4),
+        (1_000_000, 4, 16, 16),
     ],
 )
 def test_a_large_batch_has_a_task_for_each_partition(items: int, partitions: int, min_partitions: int, tasks: int) -> None:

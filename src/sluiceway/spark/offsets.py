@@ -14,8 +14,6 @@ from typing import NamedTuple
 LEAST_TASK = 10_000
 """Items of a task, if the batch has that many and `minPartitions` asks for no smaller ones: a task costs Spark as much processor time as
 10,000 items."""
-LARGEST_TASK = 100_000
-"""Items of a task at most, so that a very large batch has work for every core of a cluster."""
 LEAST_TASKS = 4
 """Tasks of a large batch from fewer partitions."""
 
@@ -127,7 +125,7 @@ class Offset:
         """
         items = sum(lease.count for lease in leases)
         usual = items // max(LEAST_TASKS, len({(lease.queue, lease.partition) for lease in leases}))
-        rows_per_task = min(max(LEAST_TASK, min(usual, LARGEST_TASK)), items // min_partitions)
+        rows_per_task = min(max(LEAST_TASK, usual), items // min_partitions)
         return Offset(self.nonce, self.sequence + 1, tuple(leases), max(1, rows_per_task), runs)
 
     @property
