@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from spec.checker import Broken
+from spec.rejected import Rejected, first_rejected
 
 Fence = tuple[int, ...]
 """Of an owner; empty: nobody has opened the partition yet."""
@@ -114,17 +115,6 @@ class Discarded(NamedTuple):
 Event = Sent | Heard | Opened | Created | Deleted | Headed | Saved | Discarded
 
 
-class Rejected(NamedTuple):
-    """The first event of a history that breaks a rule: its index, and why."""
-
-    at: int
-    event: Event
-    why: str
-
-    def __str__(self) -> str:
-        return f"event {self.at}, {self.event}, is no step of the specification: {self.why}"
-
-
 class BucketTraceCheck:
     """Checks the history of one partition."""
 
@@ -142,14 +132,9 @@ class BucketTraceCheck:
         self._found: dict[Fence, tuple[Cycle, ...]] = {}
         """The cycles that each opening has taken over."""
 
-    def check(self, history: Sequence[Event]) -> Rejected | None:
+    def check(self, history: Sequence[Event]) -> Rejected[Event] | None:
         """Return None if the history is accepted. A check is for one history."""
-        for at, event in enumerate(history):
-            try:
-                self._take(event)
-            except Broken as error:
-                return Rejected(at, event, str(error))
-        return None
+        return first_rejected(history, self._take)
 
     def _take(self, event: Event) -> None:
         match event:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from spec import group_claims, group_rounds
 from spec.checker import Broken
+from spec.rejected import Rejected, first_rejected
 
 
 class Looked(NamedTuple):
@@ -73,17 +74,6 @@ class GroupHistory(NamedTuple):
     events: list[Event]
 
 
-class Rejected(NamedTuple):
-    """The first event of a history that is no step: its index, and why."""
-
-    at: int
-    event: Event
-    why: str
-
-    def __str__(self) -> str:
-        return f"event {self.at}, {self.event}, is no step of the specification: {self.why}"
-
-
 class GroupModel(Protocol):
     """What the two specifications have in common."""
 
@@ -104,10 +94,6 @@ class GroupModel(Protocol):
     def runs_out(self, state: Any, at: int, beat: int) -> Any: ...
 
 
-class _NoStepError(Exception):
-    """The event is no step."""
-
-
 class GroupTraceCheck:
     """Checks one history against the steps of a specification."""
 
@@ -120,14 +106,9 @@ class GroupTraceCheck:
         self._commits: dict[int, tuple[int, Any]] = {}
         """Those that may land yet, with their members."""
 
-    def check(self, events: Sequence[Event]) -> Rejected | None:
+    def check(self, events: Sequence[Event]) -> Rejected[Event] | None:
         """Return None if the history is accepted. A check is for one history."""
-        for index, event in enumerate(events):
-            try:
-                self._take(event)
-            except (Broken, _NoStepError) as error:
-                return Rejected(index, event, str(error))
-        return None
+        return first_rejected(events, self._take)
 
     def _take(self, event: Event) -> None:
         match event:
@@ -137,17 +118,17 @@ class GroupTraceCheck:
                 self._decide(event)
             case Landed():
                 if event.number not in self._commits:
-                    raise _NoStepError("no such commit is under way")
+                    raise Broken("no such commit is under way")
                 before, self._state = self._state, self._model.lands(self._state, *self._commits.pop(event.number))
                 if self._state.store == before.store:
-                    raise _NoStepError("what it checks has changed")
+                    raise Broken("what it checks has changed")
                 if event.after is not None and self._state.store != event.after:
-                    raise _NoStepError(f"the group would be like this: {self._state.store}")
+                    raise Broken(f"the group would be like this: {self._state.store}")
                 self._stores.append((event.stamp, self._state.store))
             case Changed():
                 changed = self._model.changes(self._state, event.after)
                 if changed is None:
-                    raise _NoStepError("an operator does not change it like this")
+                    raise Broken("an operator does not change it like this")
                 self._state = changed
                 self._stores.append((event.stamp, self._state.store))
             case Defined():
@@ -161,12 +142,12 @@ class GroupTraceCheck:
     def _look(self, event: Looked) -> None:
         store = next(store for stamp, store in reversed(self._stores) if stamp <= event.stamp)
         if store != event.seen:
-            raise _NoStepError(f"the group was like this: {store}")
+            raise Broken(f"the group was like this: {store}")
         self._seen[event.at] = event.seen
         looking = self._model.looks(self._state, event.at, event.seen)
         serving = self._model.serves_only(looking, event.at, event.serves)
         if serving is None:
-            raise _NoStepError(f"it may serve no more than {looking.members[event.at].serves}")
+            raise Broken(f"it may serve no more than {looking.members[event.at].serves}")
         self._state = self._model.sound(serving, event.at)
 
     def _decide(self, event: Decided) -> None:
@@ -175,7 +156,7 @@ class GroupTraceCheck:
         # They are told in other words than the recorder's.
         commit = next((each for each in decisions if each[1:] == event.commit[1:]), None)
         if commit is None:
-            raise _NoStepError("it may decide on nothing but " + "; ".join(str(each) for each in decisions))
+            raise Broken("it may decide on nothing but " + "; ".join(str(each) for each in decisions))
         self._commits[event.number] = event.at, commit
         decided = self._model.decides(self._state, event.at, commit)
         members = [*decided.members]
@@ -191,7 +172,7 @@ def given_up(commit: group_rounds.Commit | group_claims.Commit) -> frozenset[int
     return frozenset() if commit.other is None else frozenset({commit.other})
 
 
-def check_rounds(history: GroupHistory) -> Rejected | None:
+def check_rounds(history: GroupHistory) -> Rejected[Event] | None:
     """Check the history of a group that goes by rounds. Returns None if it is accepted."""
     count = len(history.names)
     rules = group_rounds.Rules(members=count, rounds=sys.maxsize, leavers=count)
@@ -201,7 +182,7 @@ def check_rounds(history: GroupHistory) -> Rejected | None:
     return GroupTraceCheck(group_rounds.RoundsModel(rules, history.names, history.items), first).check(history.events)
 
 
-def check_claims(history: GroupHistory) -> Rejected | None:
+def check_claims(history: GroupHistory) -> Rejected[Event] | None:
     """Check the history of one item of a group that goes by claims. Returns None if it is accepted."""
     count = len(history.names)
     rules = group_claims.Rules(members=count, leavers=count)

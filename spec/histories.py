@@ -14,20 +14,17 @@ from typing import Any, NamedTuple
 from spec.bucket_histories import bucket_histories
 from spec.bucket_trace import BucketTraceCheck
 from spec.bucket_trace import Event as BucketEvent
-from spec.bucket_trace import Rejected as RejectedBucket
 from spec.cluster_histories import cluster_histories
 from spec.group_histories import group_histories, member_histories
 from spec.group_trace import GroupHistory, check_claims, check_rounds
-from spec.group_trace import Rejected as RejectedGroup
+from spec.rejected import Rejected
 from spec.removal_histories import removal_histories
 from spec.removal_trace import Event as RemovalEvent
-from spec.removal_trace import Rejected as RejectedRemoval
 from spec.removal_trace import RemovalTraceCheck
 from spec.simulated_histories import histories
 from spec.task_histories import task_histories
-from spec.task_trace import Rejected as RejectedTasks
 from spec.task_trace import TaskHistory, TaskTraceCheck
-from spec.trace_check import Event, Rejected, TraceCheck
+from spec.trace_check import Event, TraceCheck
 
 
 class Checked(NamedTuple):
@@ -39,23 +36,23 @@ class Checked(NamedTuple):
     rejected: list[str]
 
 
-def _partition(name: str, history: Sequence[Event]) -> tuple[int, Rejected | None]:
+def _partition(name: str, history: Sequence[Event]) -> tuple[int, Rejected[Any] | None]:
     return len(history), TraceCheck().check(history)
 
 
-def _group(name: str, history: GroupHistory) -> tuple[int, RejectedGroup | None]:
+def _group(name: str, history: GroupHistory) -> tuple[int, Rejected[Any] | None]:
     return len(history.events), check_rounds(history) if name == "rounds" else check_claims(history)
 
 
-def _bucket(name: str, history: Sequence[BucketEvent]) -> tuple[int, RejectedBucket | None]:
+def _bucket(name: str, history: Sequence[BucketEvent]) -> tuple[int, Rejected[Any] | None]:
     return len(history), BucketTraceCheck().check(history)
 
 
-def _tasks(name: str, history: TaskHistory) -> tuple[int, RejectedTasks | None]:
+def _tasks(name: str, history: TaskHistory) -> tuple[int, Rejected[Any] | None]:
     return len(history.events), TaskTraceCheck(history.parents, history.records).check(history.events)
 
 
-def _removal(name: str, history: Sequence[RemovalEvent]) -> tuple[int, RejectedRemoval | None]:
+def _removal(name: str, history: Sequence[RemovalEvent]) -> tuple[int, Rejected[Any] | None]:
     return len(history), RemovalTraceCheck().check(history)
 
 

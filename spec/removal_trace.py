@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from spec.checker import Broken
 from spec.partition_removal import OPEN, SEALED
+from spec.rejected import Rejected, first_rejected
 
 
 class Move(NamedTuple):
@@ -58,17 +59,6 @@ class Recorded(NamedTuple):
 Event = Stored | Recorded
 
 
-class Rejected(NamedTuple):
-    """The first event of a history that breaks a rule: its index, and why."""
-
-    at: int
-    event: Event
-    why: str
-
-    def __str__(self) -> str:
-        return f"event {self.at}, {self.event}, is no step of the specification: {self.why}"
-
-
 class RemovalTraceCheck:
     """Checks the history of one queue."""
 
@@ -80,17 +70,15 @@ class RemovalTraceCheck:
         self._gone: set[str] = set()
         """Items that were settled, or have left for another queue."""
 
-    def check(self, history: Sequence[Event]) -> Rejected | None:
+    def check(self, history: Sequence[Event]) -> Rejected[Event] | None:
         """Return None if the history is accepted. A check is for one history."""
-        for at, event in enumerate(history):
-            try:
-                if isinstance(event, Recorded):
-                    self._follow(event)
-                else:
-                    self._store(event.partition, self._partitions[event.partition], event.contents)
-            except Broken as error:
-                return Rejected(at, event, str(error))
-        return None
+        return first_rejected(history, self._take)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Recorded):
+            self._follow(event)
+        else:
+            self._store(event.partition, self._partitions[event.partition], event.contents)
 
     # ---- the record -----------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from sluiceway.core.group.task_state import (
 from sluiceway.core.group.task_state import State as Folded
 from spec.capture_tasks import Facts, Rules, follow
 from spec.checker import Broken
+from spec.rejected import Rejected, first_rejected
 
 
 class Said(NamedTuple):
@@ -103,17 +104,6 @@ class TaskHistory(NamedTuple):
     events: list[Event]
 
 
-class Rejected(NamedTuple):
-    """The first event of a history that breaks a rule: its index, and why."""
-
-    at: int
-    event: Event
-    why: str
-
-    def __str__(self) -> str:
-        return f"event {self.at}, {self.event}, is no step of the specification: {self.why}"
-
-
 Reader = tuple[str, str, int]
 """A member, a partition, and the grant under which it reads it."""
 _UNSEEN = Snapshot
@@ -133,14 +123,9 @@ class TaskTraceCheck:
         self._fences: defaultdict[str, int] = defaultdict(int)
         self._kept: defaultdict[str, int] = defaultdict(int)
 
-    def check(self, events: Sequence[Event]) -> Rejected | None:
+    def check(self, events: Sequence[Event]) -> Rejected[Event] | None:
         """Return None if the history is accepted. A check is for one history."""
-        for at, event in enumerate(events):
-            try:
-                self._take(event)
-            except Broken as error:
-                return Rejected(at, event, str(error))
-        return None
+        return first_rejected(events, self._take)
 
     def _take(self, event: Event) -> None:
         match event:

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from spec.checker import Broken
 from spec.partition_fences import SETTLED, Change, Contents, Fence, FencedPartition, Place, Rules, State, first_state
+from spec.rejected import Rejected
 
 
 class Opening(NamedTuple):
@@ -72,17 +73,6 @@ class RanOut(NamedTuple):
 Event = Opening | Opened | Sent | Heard | Told | GaveUp | RanOut
 
 
-class Rejected(NamedTuple):
-    """The first event of a history that follows from nothing before it: its index, and why, as far as one reason is known."""
-
-    at: int
-    event: Event
-    why: str
-
-    def __str__(self) -> str:
-        return f"event {self.at}, {self.event}, is no step of the specification: {self.why}"
-
-
 class Case(NamedTuple):
     """A state that the history may have led to, and the openings that may yet take effect."""
 
@@ -96,7 +86,7 @@ class TraceCheck:
     def __init__(self) -> None:
         self._partition = FencedPartition(Rules())
 
-    def check(self, history: Sequence[Event]) -> Rejected | None:
+    def check(self, history: Sequence[Event]) -> Rejected[Event] | None:
         """Return None if the history is accepted."""
         owners = max((event.at for event in history if isinstance(event, Opening | Opened)), default=0) + 1
         cases = {Case(first_state(owners))}

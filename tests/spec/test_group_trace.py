@@ -25,17 +25,17 @@ from spec.group_trace import (
     Landed,
     Looked,
     RanOut,
-    Rejected,
     check_claims,
     check_rounds,
 )
 from spec.histories import main
+from spec.rejected import Rejected
 from tests.spec.real_groups import play
 
 SEEDS = range(24)
 
 
-def verdict(name: str, history: GroupHistory) -> Rejected | None:
+def verdict(name: str, history: GroupHistory) -> Rejected[Event] | None:
     return check_rounds(history) if name == "rounds" else check_claims(history)
 
 
