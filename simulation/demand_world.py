@@ -39,7 +39,7 @@ TRAFFIC: Millis = 20_000
 SOON: Millis = 1_000
 """Deadline for an item of a calm cluster to reach a waiting lease."""
 LEASE: Millis = 2_000
-"""Time after which items that nobody has heard of are back."""
+"""Lease timeout of items whose answer was lost: after it they are ready again."""
 TRIALS = 12
 ITEMS = 40
 """Items, one after the other, that all instances wait for."""

@@ -15,7 +15,7 @@ from spec.checker import Broken
 from spec.rejected import Rejected, first_rejected
 
 Fence = tuple[int, ...]
-"""Of an owner; empty: nobody has opened the partition yet."""
+"""An owner's fence; empty before the partition is first opened."""
 
 
 class Cycle(NamedTuple):
