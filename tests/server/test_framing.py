@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import shutil
@@ -187,6 +188,13 @@ class Wire(asyncio.Transport):
         return False
 
 
+class Broken(Wire):
+    """A connection that uvloop has closed, and has told nobody yet."""
+
+    def write(self, data: Any) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+
 class Recorder(App):
     """Reads the body of each request, and notes what it would have done."""
 
@@ -215,10 +223,10 @@ class Bench:
         self.app = Recorder()
         self._config = run.Server(self.app, lambda: None).config
 
-    async def receive(self, parts: Sequence[bytes], pauses: bool) -> Wire:
+    async def receive(self, parts: Sequence[bytes], pauses: bool, on: type[Wire] = Wire) -> Wire:
         """The connection's writes. With `pauses` everything that can be done after each part is done."""
         self.app.seen = []
-        wire, state = Wire(), ServerState()
+        wire, state = on(), ServerState()
         connection = Connection(self._config, state, {}, asyncio.get_running_loop())
         connection.connection_made(wire)
         for part in parts:
@@ -307,6 +315,17 @@ def test_a_body_that_nobody_asked_for_ends_the_connection() -> None:
     wire = receive(bench, expecting + NEXT)
     assert len(bench.app.seen) == 2
     assert b"connection: close" not in wire.written
+
+
+@pytest.mark.parametrize(
+    "request_", [pytest.param(stats(), id="direct"), pytest.param(NEXT, id="uvicorn"), pytest.param(NEXT * 2, id="two")]
+)
+def test_an_answer_to_a_broken_connection_is_no_error(request_: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    asyncio.run(bench.receive([request_], True, on=Broken))
+    gc.collect()
+    assert bench.app.seen[0] in (STATS, THEN)
+    assert caplog.records == []
 
 
 def test_the_reason_is_said() -> None:

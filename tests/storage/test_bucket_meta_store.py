@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import obstore.store
 import pytest
 
+from simulation.bucket_objects import Bucket
+from simulation.loop import Loop, simulated
 from sluiceway.adapters.meta import bucket
 from sluiceway.adapters.meta.bucket import REMEMBERED, TRACES, BucketMetaStore
 from sluiceway.adapters.meta.opening import open_meta_store
@@ -20,6 +23,7 @@ from sluiceway.testing.drive import driven
 from tests.servers.faulty_bucket import faulty_bucket
 from tests.servers.moto_server import MotoServer
 from tests.storage.test_bucket_faults import Replaces, Seam, fails
+from tests.storage.test_bucket_takeover import Slow, log_normal
 
 
 @driven
@@ -171,6 +175,33 @@ async def test_it_is_opened_by_its_url(s3: MotoServer) -> None:
     assert (await other.read(["key"])).entries["key"].value == b"value"
     await store.close()
     await other.close()
+
+
+@pytest.mark.parametrize("busy", [1, 3])
+def test_who_commits_now_and_then_gets_a_turn_beside_those_who_always_do(busy: int) -> None:
+    """With the latencies of S3, by the virtual clock. A commit that does not get in within PATIENCE raises."""
+    objects, random = Bucket(), Random(busy)
+    loop = Loop(random)
+
+    async def commits(store: BucketMetaStore, key: str, pause: float) -> list[float]:
+        took: list[float] = []
+        while loop.time() < 120:
+            began = loop.time()
+            await store.commit(puts={key: b""})
+            took.append(loop.time() - began)
+            await asyncio.sleep(pause)
+        return took
+
+    async def all_of_them() -> list[list[float]]:
+        stores = [BucketMetaStore(Slow(objects, log_normal(random)), nonce=lambda: random.randbytes(8)) for _ in range(busy + 1)]
+        always = [commits(store, f"{number}.{each}", 0) for number, store in enumerate(stores[1:]) for each in range(4)]
+        return await asyncio.gather(commits(stores[0], "now and then", 1), *always)
+
+    with simulated(loop):
+        now_and_then, *always = loop.run_until_complete(all_of_them())
+    assert max(now_and_then) < 5
+    assert sum(now_and_then) / len(now_and_then) < 1
+    assert min(map(len, always)) > 200
 
 
 @pytest.mark.parametrize(

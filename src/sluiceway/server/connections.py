@@ -55,6 +55,23 @@ class _FramingError(Exception):
     """The end of the request is ambiguous. The text gives the reason."""
 
 
+class _Writer:
+    """Writes uvicorn's answer to a request. It is dropped if the connection is closed, of which uvicorn may not have been told yet."""
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+        self.is_closing, self.close = transport.is_closing, transport.close
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._transport.write(data)
+        except RuntimeError:
+            # uvloop's, where other event loops drop the data.
+            self._cycle.disconnected = True
+            self._cycle.message_event.set()
+
+
 class Connection(HttpToolsProtocol):
     """An HTTP connection, dropped when its client makes no progress.
 
@@ -223,6 +240,7 @@ class Connection(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
         super().on_headers_complete()
+        self.cycle.transport = _Writer(self.transport, self.cycle)  # type: ignore[assignment]
         if expects and self.cycle.keep_alive:
             # A client that is answered first may omit the body, so the bytes after that are ambiguous.
             self._expected, self.cycle.keep_alive = self.cycle, False

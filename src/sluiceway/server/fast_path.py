@@ -121,10 +121,15 @@ class Direct:
         if self.disconnected:
             return
         head, self._head = self._head, b""
-        if head and len(body) <= _ONE_WRITE:
-            connection.transport.write(head + body)
-        else:
-            connection.transport.writelines((head, body))
+        try:
+            if head and len(body) <= _ONE_WRITE:
+                connection.transport.write(head + body)
+            else:
+                connection.transport.writelines((head, body))
+        except RuntimeError:
+            # uvloop's for a closed connection whose loss was not told yet. Other event loops drop the data.
+            self.lost()
+            return
         if not more:
             self.response_complete = True
             self.body = b""

@@ -37,7 +37,7 @@ TOGETHER = 64
 TRACES = 1_000
 """Deleted keys that leave a trace. Questions about older stamps get the safe answer *it has changed*."""
 PAUSES = (0.02, 0.5)
-"""Seconds before a commit is tried again: first, and at most (doubling)."""
+"""Seconds before a commit is tried again after a failure: first, and at most (doubling)."""
 
 
 class _Document(msgspec.Struct, array_like=True, frozen=True):
@@ -161,6 +161,8 @@ class BucketMetaStore:
         """A read that has not begun yet."""
         self._waiting: list[_Commit] = []
         self._writing: asyncio.Task[None] | None = None
+        self._next_at = -1e9
+        """When it may write again, by the event loop's clock."""
         self._proof = Proof(objects, nonce)
         self._watches = Watches(self._changed_since, poll_interval)
 
@@ -219,9 +221,15 @@ class BucketMetaStore:
         return await shielded(done)
 
     async def _write_all(self) -> None:
-        """Carry out the commits that wait. What comes while one is written shares the next: an opening of many partitions has many."""
+        """Carry out the commits that wait. What comes while one is written shares the next: an opening of many partitions has many.
+
+        Between two writes it lets others write. A process that has just written knows the document; all others must read it first, and
+        would find it changed again and again.
+        """
+        loop = asyncio.get_running_loop()
         try:
             while self._waiting:
+                await asyncio.sleep(max(0, self._next_at - loop.time()))
                 commits, self._waiting = self._waiting[:TOGETHER], self._waiting[TOGETHER:]
                 try:
                     await self._write_together(commits)
@@ -252,17 +260,19 @@ class BucketMetaStore:
                 document, commits = decided
                 if not commits:
                     return
-                write, first = self._nonce(), known.document.stamp + 1
+                write, first, began = self._nonce(), known.document.stamp + 1, loop.time()
                 sent[write] = commits
                 if (written := await self._write(known, document.signed(write, first))) is not None:
-                    self._known = written
+                    self._known, ended = written, loop.time()
+                    self._next_at = ended + system.chance() * (ended - began)
                     _tell(commits, first)
                     return
+                # Another was faster, so the bucket is well: no reason to wait.
+                known = None
             except (StoreUnavailableError, UnknownWriteError) as error:
-                why = str(error)
-            known = None
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, PAUSES[1])
+                known, why = None, str(error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, PAUSES[1])
         _give_up(commits, why)
 
     async def _write(self, known: _Known, document: _Document) -> _Known | None:
