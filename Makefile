@@ -267,13 +267,14 @@ sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0, JOBS=1;
 spec: setup ## Check the specifications exhaustively within bounds, and that none of their rules can be left out (ARGS='fences --bound items=2': that one)
 	@$(BIN)/python -m spec --jobs $(or $(JOBS),2) $(ARGS)
 
-spec-histories: setup ## Check that recorded histories are ones of the specifications: simulated ones (SEEDS=1000; of removals 100), of real servers and of real groups (SERVERS=25)
+spec-histories: setup ## Check that recorded histories are ones of the specifications: simulated ones (SEEDS=1000; of removals and keys 100), of real servers and of real groups (SERVERS=25)
 	@$(BIN)/python -m spec.histories --seeds $(or $(SEEDS),1000) --jobs $(or $(JOBS),2)
 	@$(BIN)/python -m spec.histories --kind groups --seeds $(or $(SEEDS),1000) --jobs $(or $(JOBS),2)
 	@$(BIN)/python -m spec.histories --kind members --seeds $(or $(SEEDS),1000) --jobs $(or $(JOBS),2)
 	@$(BIN)/python -m spec.histories --kind buckets --seeds $(or $(SEEDS),1000) --jobs $(or $(JOBS),2)
 	@$(BIN)/python -m spec.histories --kind tasks --seeds $(or $(SEEDS),1000) --jobs $(or $(JOBS),2)
 	@$(BIN)/python -m spec.histories --kind removal --seeds $(or $(SEEDS),100) --jobs $(or $(JOBS),2)
+	@$(BIN)/python -m spec.histories --kind keys --seeds $(or $(SEEDS),100) --jobs $(or $(JOBS),2)
 	@$(BIN)/python -m tests.spec.real_histories $(or $(SERVERS),25)
 	@$(BIN)/python -m tests.spec.real_groups $(or $(SERVERS),25)
 

@@ -17,6 +17,9 @@ from spec.bucket_trace import Event as BucketEvent
 from spec.cluster_histories import cluster_histories
 from spec.group_histories import group_histories, member_histories
 from spec.group_trace import GroupHistory, check_claims, check_rounds
+from spec.keys_histories import keys_histories
+from spec.keys_trace import Event as KeysEvent
+from spec.keys_trace import KeysTraceCheck
 from spec.rejected import Rejected
 from spec.removal_histories import removal_histories
 from spec.removal_trace import Event as RemovalEvent
@@ -56,6 +59,10 @@ def _removal(name: str, history: Sequence[RemovalEvent]) -> tuple[int, Rejected[
     return len(history), RemovalTraceCheck().check(history)
 
 
+def _keys(name: str, history: Sequence[KeysEvent]) -> tuple[int, Rejected[Any] | None]:
+    return len(history), KeysTraceCheck().check(history)
+
+
 KINDS: dict[str, tuple[str, Callable[[int], Mapping[str, Any]], Callable[[str, Any], tuple[int, Any]]]] = {
     "queues": ("partitions", histories, _partition),
     "clusters": ("partitions", cluster_histories, _partition),
@@ -64,6 +71,7 @@ KINDS: dict[str, tuple[str, Callable[[int], Mapping[str, Any]], Callable[[str, A
     "buckets": ("partitions", bucket_histories, _bucket),
     "tasks": ("groups", task_histories, _tasks),
     "removal": ("queues", removal_histories, _removal),
+    "keys": ("queues", keys_histories, _keys),
 }
 """What is simulated: what its histories are of, how they are recorded, and how one is checked, which counts its events."""
 

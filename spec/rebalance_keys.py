@@ -130,11 +130,11 @@ class RebalanceKeys:
                 stored = partition._replace(items=(*partition.items, Item(state.next)), known=partition.known | {state.next})
                 yield (
                     f"item {state.next} is stored in {at}, and the producer does not hear",
-                    lambda at=at, stored=stored: self._sound(_put(state, at, stored)),  # type: ignore[misc]
+                    lambda at=at, stored=stored: self._sound(put(state, at, stored)),  # type: ignore[misc]
                 )
                 yield (
                     f"item {state.next} is stored in {at}",
-                    lambda at=at, stored=stored: self._sound(_put(state._replace(next=state.next + 1), at, stored)),  # type: ignore[misc]
+                    lambda at=at, stored=stored: self._sound(put(state._replace(next=state.next + 1), at, stored)),  # type: ignore[misc]
                 )
             else:
                 yield f"{at} has item {state.next} already", lambda: self._sound(state._replace(next=state.next + 1))
@@ -150,17 +150,17 @@ class RebalanceKeys:
             return
         yield (
             f"item {item.number} is settled",
-            lambda: self._sound(_put(state._replace(settled=state.settled | {item.number}), at, partition._replace(items=tuple(rest)))),
+            lambda: self._sound(put(state._replace(settled=state.settled | {item.number}), at, partition._replace(items=tuple(rest)))),
         )
         if state.retries < self._rules.retries:
             back = partition._replace(items=(Item(item.number), *rest))
-            yield f"item {item.number} is retried", lambda: _put(state._replace(retries=state.retries + 1), at, back)
+            yield f"item {item.number} is retried", lambda: put(state._replace(retries=state.retries + 1), at, back)
 
     def _leases(self, state: State, at: int, leased: Partition, number: int) -> State:
         others = {item.number for partition in state.partitions for item in partition.items if item.number < number}
         if others:
             raise Broken(f"promise 58: item {number} is leased in {at} before item {min(others)}")
-        return _put(state, at, leased)
+        return put(state, at, leased)
 
     # ---- coordinators -----------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class RebalanceKeys:
         if after is None:
             return
         what = f"“{request.what}” of cursor {request.cursor} arrives at {request.partition}"
-        changed = _put(state, request.partition, after)
+        changed = put(state, request.partition, after)
         if changed != state:
             yield f"{what}, unheard", lambda: self._sound(changed)
         for at, coordinator in enumerate(state.coordinators):
@@ -268,7 +268,7 @@ def _sends(state: State, at: int, request: Request) -> Iterator[Step]:
         yield what, lambda: state._replace(net=state.net | {request})
 
 
-def _put(state: State, at: int, partition: Partition) -> State:
+def put(state: State, at: int, partition: Partition) -> State:
     first, second = state.partitions
     return state._replace(partitions=(partition, second) if at == 0 else (first, partition))
 

@@ -5,54 +5,30 @@ from __future__ import annotations
 from collections import defaultdict
 
 from simulation.cluster_rebalances import RebalanceWorld
-from simulation.item_history import Cycle
 from simulation.scene import Scene
-from simulation.store import Follower, Store
-from sluiceway.local.queue_catalog import QUEUE
-from sluiceway.model.meta import View
-from sluiceway.model.queue import decode_queue
+from sluiceway.model.queue import QueueRecord
 from sluiceway.ports.partition_store import PartitionRef
 from spec.removal_trace import Contents, Event, Move, Recorded, Stored
+from spec.watched_queues import WatchedQueues
 
 
-class _Watch:
-    """Notes what a partition stores, before another follower looks at it."""
-
-    def __init__(self, ref: PartitionRef, events: list[Event], follower: Follower) -> None:
-        self._partition = ref.partition
-        self._events = events
-        self._follower = follower
-
-    def follow(self, old: Scene, new: Scene, cycle: Cycle) -> None:
-        self._events.append(Stored(self._partition, contents_of(self._partition, new)))
-        self._follower.follow(old, new, cycle)
-
-
-class RecordedRebalances(RebalanceWorld):
+class RecordedRebalances(WatchedQueues, RebalanceWorld):
     """A history of the simulator that is recorded."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed)
         self.events: defaultdict[str, list[Event]] = defaultdict(list)
         """By the queue's incarnation."""
-        self.shared.followers.append(self._follow)
+        super().__init__(seed)
 
-    def _new_store(self, ref: PartitionRef) -> Store:
-        store = super()._new_store(ref)
-        assert store.trail is not None
-        store.trail = _Watch(ref, self.events[ref.incarnation], store.trail)
-        return store
+    def stored(self, ref: PartitionRef, scene: Scene) -> None:
+        self.events[ref.incarnation].append(Stored(ref.partition, contents_of(ref.partition, scene)))
 
-    def _follow(self, old: View, new: View) -> None:
-        for key, entry in new.prefix(QUEUE).items():
-            was = old.entries.get(key)
-            if was is None or was.stamp != entry.stamp:
-                record = decode_queue(entry.value)
-                there = frozenset(each.partition for each in record.partitions)
-                draining, preparing = (
-                    frozenset(each.partition for each in record.partitions if each.state == state) for state in ("draining", "preparing")
-                )
-                self.events[record.incarnation].append(Recorded(there, draining, record.cursor, preparing))
+    def recorded(self, record: QueueRecord) -> None:
+        there = frozenset(each.partition for each in record.partitions)
+        draining, preparing = (
+            frozenset(each.partition for each in record.partitions if each.state == state) for state in ("draining", "preparing")
+        )
+        self.events[record.incarnation].append(Recorded(there, draining, record.cursor, preparing))
 
 
 def contents_of(partition: int, scene: Scene) -> Contents:

@@ -80,10 +80,12 @@ def _store(
 ) -> Iterator[Stored]:
     """Let Spark write the rows that `decode` makes of payloads."""
     rows = judge(items.select("id", "attempts", "reference", decode(F.col("payload").cast("string")).alias("row"))).persist()
-    good = rows.where("fault is null").drop("id", "attempts", "fault")
-    good.write.mode("overwrite").parquet(str(table / f"batch={batch}"))
-    yield Stored(rows.where("fault is not null").select("id", "attempts", "fault"), rows.count)
-    rows.unpersist()
+    try:
+        good = rows.where("fault is null").drop("id", "attempts", "fault")
+        good.write.mode("overwrite").parquet(str(table / f"batch={batch}"))
+        yield Stored(rows.where("fault is not null").select("id", "attempts", "fault"), rows.count)
+    finally:
+        rows.unpersist()
 
 
 def open_feed(spark: SparkSession, source: Input, work: Work) -> Feed:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.campaigns.kit.report import Report
 from tests.campaigns.spark import judging
 from tests.campaigns.spark.driver import Work
-from tests.campaigns.spark.hooks import Stage
+from tests.campaigns.spark.hooks import IN_A_CALL, Stage
 from tests.campaigns.spark.judging import Faults
 from tests.campaigns.spark.rig import BATCH, Rig, Seen, ended
 from tests.spark.spark_world import server
@@ -40,7 +40,7 @@ class Point:
 
 POINTS = (
     Point("initial", "the first offset is made", -1, -1, 0, batches=(FIRST,)),
-    Point("leased-1", "some of the batch is leased, and more is to be", -1, -1, 10_000 / BATCH, batches=(FIRST, MIDDLE, 5)),
+    Point("leased-1", "some of the batch is leased, and more is to be", -1, -1, IN_A_CALL / BATCH, batches=(FIRST, MIDDLE, 5)),
     Point("latest-end", "all of the batch is leased, the offset is not in the log", -1, -1, 1),
     Point("commit", "the offset of the next batch is in the log, its tasks are not planned", 1, 0, 1, batches=(FIRST, MIDDLE, 4)),
     Point("partitions", "the offset is in the log", 0, -1, 1),
@@ -52,7 +52,7 @@ POINTS = (
     Point("settled-1", "some outcomes are staged", 0, -1, 1, doubles=True),
     Point("batch-end", "all outcomes are staged, the batch is not in Spark's commit log", 0, -1, 1, doubles=True),
     Point("closing", "the batch is in the commit log, its leases are not closed", 0, 0, 1),
-    Point("completed-1", "its leases are closed, some of the next batch is leased", 0, 0, 10_000 / BATCH),
+    Point("completed-1", "its leases are closed, some of the next batch is leased", 0, 0, IN_A_CALL / BATCH),
     Point("idle", "nothing was left to lease", 0, 0, 0, batches=(LAST,)),
     Point("produced-1", "the streaming sink has some of the batch", 0, -1, 1, "stream", (FIRST, MIDDLE, 5)),
     Point("sink", "all tasks have written, the sink has not committed", 0, -1, 1, "stream", (FIRST, MIDDLE, 5)),

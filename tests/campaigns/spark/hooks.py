@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from sluiceway.client.protocol import Call
+from sluiceway.spark import admission
 from sluiceway.spark.format import SluicewaySource
 from sluiceway.spark.offsets import Offset
 from sluiceway.spark.server_calls import Client
@@ -33,6 +34,8 @@ from tests.campaigns.spark import sabotages
 from tests.spark.spark_world import until
 
 VARIABLE = "SLUICEWAY_CAMPAIGN"
+IN_A_CALL = 10_000
+"""Items that a call leases at most, so that a batch takes more than one."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ def _hook_calls() -> None:
 
 if VARIABLE in os.environ:
     _hook_calls()
+    vars(admission).update(MAX_ITEMS_UNREAD=IN_A_CALL)
     sabotages.apply(Plan.of(os.environ).sabotage)
 
 
