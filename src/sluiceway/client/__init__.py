@@ -55,9 +55,13 @@ from sluiceway.client.queue_calls import Settings, Verb
 from sluiceway.contract.backup_answers import BackupBegun, BackupPartition, BlobsPart, RecordsPart
 from sluiceway.contract.bundle_answers import BundleInfo, BundlePage, FollowUpInfo
 from sluiceway.contract.capture_answers import TaskAlarm, TaskGroup, TaskList, TaskMember, TaskPartition, TaskSummary, UnseenTasks
+from sluiceway.contract.config_answers import BackendInfo
 from sluiceway.contract.consumer_answers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
 from sluiceway.contract.history_answers import QueueHistory
+from sluiceway.contract.item_answers import MadeReady, MovedItems, Reasons, Searched
 from sluiceway.contract.problem_answers import ProblemInfo, ProblemList
+from sluiceway.contract.queue_settings import KeyRate, Rate
+from sluiceway.contract.queue_stats import QueueKeys
 from sluiceway.contract.rebalances import (
     OpenRebalance,
     Rebalance,
@@ -92,6 +96,7 @@ __all__ = [
     "AsyncSent",
     "AuditEntry",
     "AuditPage",
+    "BackendInfo",
     "Backoff",
     "BackupBegun",
     "BackupPartition",
@@ -123,11 +128,14 @@ __all__ = [
     "Item",
     "KeyInfo",
     "KeyPage",
+    "KeyRate",
     "LastFailure",
     "LastFired",
     "Lease",
     "Leased",
     "LeasedItem",
+    "MadeReady",
+    "MovedItems",
     "MovedPartition",
     "OpenRebalance",
     "OwnKey",
@@ -142,8 +150,11 @@ __all__ = [
     "QueueConsumers",
     "QueueHistory",
     "QueueInfo",
+    "QueueKeys",
     "QueuePage",
     "QueueStats",
+    "Rate",
+    "Reasons",
     "Rebalance",
     "RebalanceBatch",
     "RebalancePage",
@@ -160,6 +171,7 @@ __all__ = [
     "ScheduleInfo",
     "SchedulePage",
     "ScheduleRun",
+    "Searched",
     "Sent",
     "Settings",
     "SluicewayError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -38,14 +39,26 @@ class AsyncTransport(Protocol):
 
 def as_transport(given: Any) -> Transport:
     """The transport, or one over an httpx transport, which 0.1 took."""
-    found: Transport = HttpxTransport(given) if hasattr(given, "handle_request") else given
-    return found
+    if not hasattr(given, "handle_request"):
+        own: Transport = given
+        return own
+    _warn_of_httpx()
+    return HttpxTransport(given)
 
 
 def as_async_transport(given: Any) -> AsyncTransport:
     """The transport, or one over an httpx transport, which 0.1 took."""
-    found: AsyncTransport = AsyncHttpxTransport(given) if hasattr(given, "handle_async_request") else given
-    return found
+    if not hasattr(given, "handle_async_request"):
+        own: AsyncTransport = given
+        return own
+    _warn_of_httpx()
+    return AsyncHttpxTransport(given)
+
+
+def _warn_of_httpx() -> None:
+    said = "transport: one of httpx works up to 0.3; sluiceway.client.transports says what takes its place"
+    # Where the client is made.
+    warnings.warn(said, DeprecationWarning, stacklevel=5)
 
 
 def for_asyncio(given: Transport) -> AsyncTransport | None:

@@ -37,7 +37,10 @@ class PartitionStats(Answer, frozen=True, kw_only=True):
     total: Annotated[int, about("Ready, leased and scheduled items.")] = 0
     ready: Annotated[int, about("Items that wait to be leased.")] = 0
     servable: Annotated[
-        int, about("Those of them that could be leased now; fewer than `ready` where keys are blocked by `order` or `key_concurrency`.")
+        int,
+        about(
+            "Those of them that could be leased now; fewer than `ready` where keys are blocked by `order`, `key_concurrency` or `key_rate`."
+        ),
     ] = 0
     total_leased: Annotated[int, about("Items in leases.")] = 0
     scheduled: Annotated[int, about("Items that are not due yet.")] = 0
@@ -57,7 +60,9 @@ class PartitionStats(Answer, frozen=True, kw_only=True):
     moved: Annotated[int, _counter("Items that a rebalance moved to other partitions of the queue.")] = 0
     moved_in: Annotated[int, _counter("Items that a rebalance moved here from other partitions of the queue.")] = 0
     duplicates: Annotated[int, _counter("Items that were not stored, since their unique key was taken.")] = 0
-    keys_waiting: Annotated[int, about("Keys with ready items; 0 in a queue without `order`, `fair` and `key_concurrency`.")] = 0
+    keys_waiting: Annotated[
+        int, about("Keys with ready items; 0 in a queue without `order`, `fair`, `key_concurrency` and `key_rate`.")
+    ] = 0
     keys_blocked: Annotated[int, about("Those of them of which no item can be leased now.")] = 0
     keys_limited: Annotated[int, about("Keys with as many leased items as `key_concurrency` allows.")] = 0
     next_offset: Annotated[int | None, about("Offset that the next new item will get; null while the partition is not open.")] = None
@@ -160,7 +165,7 @@ class WaitingKey(Answer, frozen=True, kw_only=True):
 
 
 class QueueKeys(Answer, frozen=True, kw_only=True):
-    """The keys of a queue with `order`, `fair` or `key_concurrency`. A queue without them does not look at keys, and has none here."""
+    """The keys of a queue with `order`, `fair`, `key_concurrency` or `key_rate`. A queue without these does not look at keys: none here."""
 
     queue_name: QueueName
     waiting: Annotated[int, about("Number of keys with ready items.")] = 0
@@ -177,7 +182,10 @@ class QueueDepth(Answer, frozen=True, kw_only=True):
     queue_name: QueueName
     ready: Annotated[int, about("Items that wait to be leased.")] = 0
     servable: Annotated[
-        int, about("Those of them that can be leased now; fewer than `ready` where keys are blocked by `order` or `key_concurrency`.")
+        int,
+        about(
+            "Those of them that can be leased now; fewer than `ready` where keys are blocked by `order`, `key_concurrency` or `key_rate`."
+        ),
     ] = 0
     leased: Annotated[int, about("Items that consumers have leased.")] = 0
     scheduled: Annotated[int, about("Items that are not due yet.")] = 0

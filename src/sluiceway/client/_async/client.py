@@ -49,8 +49,9 @@ class AsyncClient:
     rejects an argument, else a `CallError`. A duration is a text such as `500ms`, `30s` or `1h30m`, or a timedelta; a time is a datetime
     with a time zone.
 
-    The blocking client may be shared between threads, the asyncio client between the tasks of the event loop that first uses it; neither
-    between processes. A call whose task is cancelled, or whose client is closed, may still take effect if it was already sent.
+    The blocking client may be shared between threads, the asyncio client between the tasks of the event loop that first uses it. A forked
+    process may go on using the blocking client of its parent: it opens connections of its own. A call whose task is cancelled, or whose
+    client is closed, may still take effect if it was already sent.
 
     A failed attempt is repeated for `retry_for`, with growing, jittered pauses. An attempt that surely did nothing but may succeed later
     (`unavailable`, `storage_full`, `queue_paused`, `too_many_requests`, no connection) is repeated for every call. An attempt whose outcome
@@ -66,7 +67,7 @@ class AsyncClient:
     `client_id` names this client in leases; by default it is random. `api_key` authenticates the client; by default it is the environment's
     `SLUICEWAY_API_KEY`, and an empty one sends none. `ca_file` names the certificates (PEM) that verify an `https` server, in place of
     the system's. `transport` carries all calls, in place of connections of the client's own, and is closed by it: a transport of
-    `sluiceway.client.transports`, or one of httpx, which will no longer be taken in 0.3.
+    `sluiceway.client.transports`, or one of httpx, which works up to 0.3, with a DeprecationWarning.
 
     With `direct`, calls on one partition go straight to the instance that owns it, and to `url` if that fails. It is off by default, since
     the instances' addresses must be reachable from here, and behind a load balancer they often are not.

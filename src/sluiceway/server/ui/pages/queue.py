@@ -43,12 +43,14 @@ SERIES: Final = (
     ("scheduled", "scheduled"),
 )
 """Series of the charts: names shared with charts.js, and labels."""
+_BY_KEY: Final = ("order", "fair", "key_concurrency", "key_rate")
+"""Settings with any of which a queue goes by the keys of its items."""
 
 
 async def _summary(visit: Visit) -> Facts:
     name = visit.parts["name"]
     info, history = await asyncio.gather(visit.api.call("queues.info", queue_name=name), _history(visit, name))
-    keys = await _keys(visit, name) if info["order"] or info["fair"] or info["key_concurrency"] else None
+    keys = await _keys(visit, name) if any(info[each] for each in _BY_KEY) else None
     await visit.counts.known()
     counts, rates = visit.counts.of.get(name, {}), dict(visit.counts.rates(name))
     now = {
