@@ -30,7 +30,7 @@ SESSION: Millis = 250
 TURN: Millis = 30
 SWEEP: Millis = 60
 CALM: Millis = 12_000
-"""Maximum fault-free time, in milliseconds, for the group to come to rest; given again for all partitions to finish."""
+"""Maximum fault-free time, in milliseconds, until the group rests, or commits more of the stream: barriers are crossed one by one."""
 QUIET: Millis = 500
 """Milliseconds without an appended record that count as rest."""
 MAX_ACTORS = 12
@@ -189,15 +189,21 @@ class TasksWorld:
 
     def _rest(self) -> None:
         """Run until the group is at rest. Raises BrokenPromiseError if it does not get there."""
-        deadline = self.now + CALM
+        deadline, done = self.now + CALM, self._done()
         unrest: str | None = "it has only begun"
         while unrest is not None or self.now - self.appended_at < QUIET:
             check(self.now < deadline, unrest or "B1: records are appended without end")
             self._until(self.now + 100)
+            if self._done() > done:
+                deadline, done = self.now + CALM, self._done()
             end = len(self.log.history) - 1
             unrest = self.log.unrest({actor.name: actor.member.state.seq == end for actor in self.alive()})
             if unrest is None and not self.stream.held and self.log.state.partitions:
                 unrest = f"L2: {sorted(self.log.state.partitions)} are left"
+
+    def _done(self) -> int:
+        """How much of the stream is committed: records, and partitions at their end."""
+        return sum(self.log.positions.committed.values()) + len(self.log.finished)
 
     # ---- fault injection --------------------------------------------------------------------------------------------
 

@@ -77,6 +77,11 @@ PROMISES = {
 """The promise that rests on a rule, by the ablation that leaves the rule out."""
 
 
+def test_a_long_line_of_barriers_is_no_endless_one() -> None:
+    """One member is left with ten partitions, and crosses barrier after barrier for 20 s."""
+    lived(25_751)
+
+
 @pytest.mark.parametrize("bug", TASK_BANK, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     seen = found(bug, KNOWN)
