@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -17,14 +17,16 @@ from sluiceway.adapters import system
 from sluiceway.cluster.coordinator import check_bundles
 from sluiceway.core.bundles.lifecycle import KEPT_FOR, OPEN_FOR, REACH
 from sluiceway.instance.bundle_catalog import Bundles
+from sluiceway.instance.bundle_driver import AT_ONCE, ELSEWHERE, ENDED_ELSEWHERE
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.bundle_records import BundleRecord
 from sluiceway.model.items import batch_from_rows
+from sluiceway.model.queue import QueueRecord
 from sluiceway.model.rebalance import Plan
-from sluiceway.model.requests import BundleCount, Clear, Disposition, Lease, Produce, ProduceKey
+from sluiceway.model.requests import BundleCount, Clear, CountStep, Disposition, Lease, Produce, ProduceKey
 from sluiceway.model.small_batch import in_columns
 from sluiceway.wire.json_bundles import decode_create
 from tests.cluster.cluster_rig import MORTAL, cluster
@@ -111,6 +113,11 @@ async def follow_ups(service: Service) -> list[dict[str, str]]:
     """The headers of the follow-ups that are there."""
     leased = await service.lease("then", Lease("c", 10, 0, 60_000, 10))
     return [dict(headers) for batch in map(in_columns, leased.batches) for headers in batch.column("headers").to_pylist()]
+
+
+def drives(service: Service, bundle: BundleRecord) -> bool:
+    queue = service.queue("q")
+    return service.bundle_driver._is_here(queue, bundle, service.ownership.tokens(queue))
 
 
 def ledgers(service: Service) -> int:
@@ -377,6 +384,53 @@ async def test_an_only_partition_is_not_replaced_while_there_are_bundles(tmp_pat
         check_bundles(replaced, queue, service)
 
 
+class Unlike(BundleRecord, frozen=True, kw_only=True):
+    """A record that must not be compared: each with each is too much."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared")
+
+
+@driven
+async def test_many_bundles_hold_up_nothing_else(tmp_path: Path, ahead: Ahead) -> None:
+    """After a start, all of a day are looked at."""
+    async with Serving(tmp_path) as service:
+        await queues(service)
+        one = record(service, await made(service))
+        fields = {name: getattr(one, name) for name in one.__struct_fields__}
+        many = [Unlike(**(fields | {"id": f"{number}", "state": "done", "ended_at": one.created_at})) for number in range(3 * AT_ONCE)]
+        driver, turns, taken = service.bundle_driver, [0], list[BundleRecord]()
+
+        async def take(queue: QueueRecord, step: CountStep | None, records: Sequence[BundleRecord]) -> None:
+            taken.extend(records)
+
+        async def others() -> None:
+            while True:
+                turns[0] += 1
+                await asyncio.sleep(0)
+
+        driver._take_steps = take  # type: ignore[method-assign]
+        working = asyncio.create_task(others())
+        await driver._drive_of("q", many)
+        working.cancel()
+        assert [each.id for each in taken if each.id != one.id] == [each.id for each in many]
+        assert turns[0] >= 3
+
+
+@driven
+async def test_of_another_instances_bundles_those_that_are_over_are_looked_at_rarely(tmp_path: Path, ahead: Ahead) -> None:
+    async with Serving(tmp_path) as service:
+        await queues(service)
+        one = record(service, await made(service))
+        over = replace(one, id="over", state="done", ended_at=one.created_at)
+        driver = service.bundle_driver
+        driver._is_here = lambda *_: False  # type: ignore[method-assign]
+        now = system.now()
+        driver._due |= {one.id: -1, "over": -1}
+        await driver._drive_of("q", [one, over])
+        assert driver._due[one.id] < now + 2 * ELSEWHERE < now + ENDED_ELSEWHERE <= driver._due["over"]
+
+
 # ---- a cluster ------------------------------------------------------------------------------------------------------
 
 
@@ -392,10 +446,10 @@ async def test_a_bundle_over_two_instances(tmp_path: Path, ahead: Ahead) -> None
         leased = await a.lease("q", Lease("c", 6, 0, 60_000, 10))
         await settle(a, "q", leased)
         await close(b, bundle)
-        driver = next(each for each in (a, b) if each.bundle_driver._is_here(each.queue("q"), record(b, bundle)))
+        driver = next(each for each in (a, b) if drives(each, record(b, bundle)))
         other = b if driver is a else a
         rig.die(rig.name(driver))
-        await eventually(lambda: other.bundle_driver._is_here(other.queue("q"), record(other, bundle)))
+        await eventually(lambda: drives(other, record(other, bundle)))
         while record(other, bundle).state != "done":
             leased = await other.lease("q", Lease("d", 12, 200, 60_000, 10))
             if leased.leases:
@@ -420,3 +474,20 @@ async def test_two_instances_that_both_drive_a_bundle_produce_one_follow_up(tmp_
             if leased.leases:
                 await settle(both[0], "q", leased)
         assert sum(total(each, "then") for each in both) == 5
+
+
+@driven
+async def test_no_instance_remembers_what_is_over(tmp_path: Path, ahead: Ahead) -> None:
+    """Every instance hears of every bundle, and counts after settlements those that may be over."""
+    async with cluster(tmp_path, "a", "b") as (_, both):
+        await queues(both[0])
+        ids = [await made(both[0]) for _ in range(5)]
+        for bundle in ids:
+            await both[0].produce("q", Produce(rows("x"), 10_000, bundle=bundle))
+            await close(both[0], bundle)
+        await eventually(lambda: all(each.bundle_driver._closed == {"q": {*ids}} for each in both))
+        while any(record(each, bundle).state != "done" for each in both for bundle in ids):
+            leased = await both[0].lease("q", Lease("c", 10, 200, 60_000, 10))
+            if leased.leases:
+                await settle(both[0], "q", leased)
+        assert not any(each.bundle_driver._closed for each in both)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +33,8 @@ FOLLOW_INTERVAL: Millis = 5_000
 """Maximum age of what is known of other instances' changes, when no hint of one arrives."""
 ELSEWHERE: Millis = 2_000
 """Interval between two looks at whether a bundle of another instance is driven here now."""
+ENDED_ELSEWHERE: Millis = 600_000
+"""The same of one that is over: what is left to do does not hurry, and nearly all bundles are over."""
 FIRST_PAUSE: Millis = 500
 LAST_PAUSE: Millis = 30_000
 """First and longest pause before a failed step is repeated; each is twice the one before."""
@@ -41,6 +43,8 @@ SETTLED_PAUSE: Millis = 200
 TIMEOUT: Millis = 10_000
 MAX_COUNTED: Final = 1_000
 """Bundles of one count."""
+AT_ONCE: Final = 500
+"""Bundles handled between two moments at which other work may run: some milliseconds."""
 _KEY: Final = "follow-up"
 _PRODUCED_BEFORE: Final = ("stale_sequence", "key_conflict")
 """Refusals that say that the follow-up is produced."""
@@ -129,6 +133,8 @@ class BundleDriver:
         else:
             if record.state == "closed" or (record.state == "open" and record.items is not None):
                 self._closed.setdefault(record.queue_name, set()).add(id)
+            elif record.ended_at is not None:
+                self._let_go(record)
             self._plan(id, 0)
 
     def _plan(self, id: str, at: Millis) -> None:
@@ -201,26 +207,28 @@ class BundleDriver:
                 self._failed(records, error)
                 return
             queue = None
-        gone = [each for each in records if queue is None or queue.incarnation != each.queue_incarnation]
-        for record in gone:
-            await self._end_without_queue(record)
+        owned = () if queue is None else self._ownership.tokens(queue)
+        by_step: dict[CountStep | None, list[BundleRecord]] = {}
+        for number, record in enumerate(records, 1):
+            now = system.now()
+            if queue is None or record.queue_incarnation != queue.incarnation:
+                await self._end_without_queue(record)
+            elif self._is_here(queue, record, owned):
+                by_step.setdefault(wants(record, now), []).append(record)
+            else:
+                self._wait(record, now + (ELSEWHERE if record.ended_at is None else ENDED_ELSEWHERE))
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
         if queue is None:
             return
-        there = [each for each in records if each.queue_incarnation == queue.incarnation]
-        here = [each for each in there if self._is_here(queue, each)]
-        for record in there:
-            if record not in here:
-                self._wait(record, system.now() + ELSEWHERE)
-        now = system.now()
-        by_step: dict[CountStep | None, list[BundleRecord]] = {}
-        for record in here:
-            by_step.setdefault(wants(record, now), []).append(record)
         for step, some in by_step.items():
             for at in range(0, len(some), MAX_COUNTED):
                 await self._take_steps(queue, step, some[at : at + MAX_COUNTED])
+                await asyncio.sleep(0)
 
-    def _is_here(self, queue: QueueRecord, record: BundleRecord) -> bool:
-        return home_of_name(queue, record.group) in self._ownership.tokens(queue)
+    def _is_here(self, queue: QueueRecord, record: BundleRecord, owned: Container[int]) -> bool:
+        """Whether this instance drives the bundle, if it owns these partitions of the queue."""
+        return home_of_name(queue, record.group) in owned
 
     async def _take_steps(self, queue: QueueRecord, step: CountStep | None, records: Sequence[BundleRecord]) -> None:
         counts = BundleCounts()
