@@ -207,3 +207,25 @@ async def test_parts_elsewhere_are_kept_while_it_is_read(tmp_path: Path, monkeyp
         assert not any(isinstance(each, ReadBackup) for _, each in made.wires.asked)
         await a.backups.end(backup.id)
         await eventually(lambda: b.backups._share.has(""))
+
+
+@driven
+async def test_who_has_read_its_records_waits_for_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them may take many times as long as a backup is kept that nobody reads."""
+    monkeypatch.setattr(backups, "BACKUP_IDLE", 1_000)
+    async with cluster(tmp_path, "a", "b", "c") as (made, (a, b, c)):
+        await a.create_queue(spec("q", 3))
+        for number in range(3):
+            await put(a, "q", number, "x")
+
+        async def slow(address: str, request: PeerRequest) -> None:
+            if address == made.name(c) and isinstance(request, BackupStep) and request.step == "record":
+                # Twice BACKUP_IDLE, or until one has given up.
+                while sum(isinstance(each, BackupStep) and each.step == "keep" for _, each in made.wires.asked) < 16:
+                    if any(each.backups._share.has("") for each in (a, b)):
+                        break
+                    await asyncio.sleep(0.01)
+
+        made.wires.on_ask = slow
+        await eventually(lambda: len(a._router.owners(a.queue("q"))) == 3)
+        assert len((await taken(a)).partitions) == 3

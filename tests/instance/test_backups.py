@@ -311,6 +311,25 @@ async def test_a_backup_that_is_not_read_ends(tmp_path: Path, monkeypatch: pytes
 
 
 @driven
+async def test_a_backup_that_ends_while_its_records_are_read_leaves_nothing(tmp_path: Path) -> None:
+    """As when another instance refuses: nobody would end it a second time."""
+    async with serving(tmp_path / "data") as (service, _):
+        await service.create_queue(spec("q", 3))
+        share, driver, read = service.backups._share, service._drivers["q"], list[int]()
+        follow = driver.follow_records
+
+        async def late(number: int) -> None:
+            share.end("id")
+            await follow(number)
+            read.append(number)
+
+        driver.follow_records = late  # type: ignore[method-assign]
+        with pytest.raises(SluicewayError, match="the backup has ended"):
+            await share.record("id")
+        assert (read, driver.recordings) == ([0], {})
+
+
+@driven
 async def test_a_partition_that_is_not_open_refuses(tmp_path: Path) -> None:
     async with serving(tmp_path / "data") as (service, _):
         await service.create_queue(spec("q", 2))

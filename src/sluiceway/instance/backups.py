@@ -132,10 +132,12 @@ class BackupShare:
                 for executor in driver.executors:
                     if executor.takes_work:
                         await _reading(driver, executor.number)
+                        self._check(id)
         except BaseException:
-            self.end(id)
+            # If it has ended meanwhile, what was read since is still followed.
+            if self._id in (id, ""):
+                self.stop()
             raise
-        self._check(id)
         self._keep()
 
     async def hold(self, id: str) -> None:
@@ -334,7 +336,7 @@ class Backups:
         peers = self._ownership.peers()
         await self._share.record(id)
         try:
-            await self._everywhere(peers, id, "record", RECORD_TIMEOUT)
+            await self._record_everywhere(peers, id)
             backup = await self._take(peers, id)
         except BaseException:
             self._share.end(id)
@@ -345,6 +347,23 @@ class Backups:
             self._keeping = asyncio.create_task(self._keep(peers, id))
         await self._audit.record("backups.begin", by, detail={"partitions": len(backup.partitions)})
         return backup
+
+    async def _record_everywhere(self, peers: Sequence[Peer], id: str) -> None:
+        """Have the other instances read their records. Those that have read theirs keep them until the last one has, which may take many
+        times BACKUP_IDLE."""
+
+        async def keep() -> None:
+            while True:
+                await asyncio.sleep(BACKUP_IDLE / 4_000)
+                if self._share.has(id):
+                    self._share.touch(id)
+                await self._tell(peers, id, "keep")
+
+        keeping = asyncio.create_task(keep())
+        try:
+            await self._everywhere(peers, id, "record", RECORD_TIMEOUT)
+        finally:
+            keeping.cancel()
 
     async def _take(self, peers: Sequence[Peer], id: str) -> Backup:
         await asyncio.gather(self._share.hold(id), self._everywhere(peers, id, "hold", STEP_TIMEOUT))
