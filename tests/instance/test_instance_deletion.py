@@ -12,9 +12,9 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import Disposition, QueuePatch
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
-from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
+from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
-from tests.instance.instance_rig import eventually, fine, lease, produce, serving, settle, spec, total
+from tests.instance.instance_rig import Store, eventually, fine, lease, produce, service_on, serving, settle, spec, total
 
 
 async def on_the_way(service: Service, then: str | None) -> None:
@@ -111,3 +111,29 @@ async def test_a_deletion_that_ended_unknown(tmp_path: Path, monkeypatch: pytest
             assert (await produce(service, "q", "a")).items == 1
     async with serving(tmp_path) as (service, _):
         assert [each.queue_name for each in service.queues()] == ([] if landed else ["q"])
+
+
+@driven
+async def test_damage_in_what_is_removed_keeps_no_server_from_starting(tmp_path: Path) -> None:
+    """Whoever has a damaged queue deletes it."""
+    async with serving(tmp_path) as (service, store):
+        damaged = (await service.create_queue(spec("q", 2))).incarnation
+        await service.create_queue(spec("other"))
+        removed: list[int] = []
+
+        async def damage(ref: PartitionRef) -> None:
+            if ref == (damaged, 0):
+                raise DamagedError("the server found damage")
+            removed.append(ref.partition)
+
+        store.on_drop = damage
+        await service.delete_queue("q", True)
+        assert removed == [1]
+    store = Store(tmp_path / "partitions")
+    store.on_drop = damage
+    service = service_on(tmp_path, store)
+    await service.start()
+    assert [each.queue_name for each in service.queues()] == ["other"]
+    await service.stop()
+    async with serving(tmp_path) as (service, _):
+        assert not await service._changes.to_drop()

@@ -33,7 +33,7 @@ from sluiceway.model.peers import RemainingItems
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import QueuePatch, QueueSpec
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
-from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
+from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -407,7 +407,8 @@ class QueueChanges:
         for ref, backend in refs.items():
             try:
                 await self._backends.get(backend).drop(ref)
-            except StoreUnavailableError as error:
+            except (StoreUnavailableError, DamagedError) as error:
+                # Nor may damage in what nobody needs any more keep a server from starting.
                 left += 1
                 log.warning("data of a removed partition was not deleted, retrying at the next start: %s", error)
         if not left:
