@@ -137,3 +137,28 @@ async def test_damage_in_what_is_removed_keeps_no_server_from_starting(tmp_path:
     await service.stop()
     async with serving(tmp_path) as (service, _):
         assert not await service._changes.to_drop()
+
+
+@driven
+async def test_a_backend_that_is_away_is_asked_once_for_all_that_is_removed(tmp_path: Path) -> None:
+    """Each answer may take as long as its time limit, and a start waits for it."""
+    asked: list[PartitionRef] = []
+
+    async def away(ref: PartitionRef) -> None:
+        asked.append(ref)
+        raise StoreUnavailableError("no answer")
+
+    async with serving(tmp_path) as (service, store):
+        store.on_drop = away
+        for name in ("a", "b"):
+            await service.create_queue(spec(name, 3))
+            await service.delete_queue(name, True)
+        assert len(asked) == 2
+    store = Store(tmp_path / "partitions")
+    store.on_drop = away
+    service = service_on(tmp_path, store)
+    await service.start()
+    assert len(asked) == 3
+    await service.stop()
+    async with serving(tmp_path) as (service, _):
+        assert not await service._changes.to_drop()

@@ -390,26 +390,36 @@ class QueueChanges:
 
     async def drop_rest(self) -> None:
         """Remove the data of queues and partitions deleted earlier. In a cluster the coordinator does so for partitions."""
+        away = set[str]()
         for key, partitions in (await self.to_drop()).items():
             if self._ownership.is_alone or "/" not in key.removeprefix(DROPPING):
-                await self.drop(key, partitions)
+                await self.drop(key, partitions, away)
 
     async def to_drop(self) -> dict[str, tuple[PartitionRecord, ...]]:
         """Partitions whose data is to be removed, by meta store key. Raises StoreUnavailableError."""
         view = await self._meta.read(prefixes=[DROPPING])
         return {key: dropped(entry.value) for key, entry in view.prefix(DROPPING).items()}
 
-    async def drop(self, key: str, partitions: Iterable[PartitionRecord]) -> bool:
+    async def drop(self, key: str, partitions: Iterable[PartitionRecord], away: set[str] | None = None) -> bool:
         """Remove the data of a deleted queue or partition. Returns whether all of it is gone; if not, or if interrupted, the next start
-        repeats it. Raises `outcome_unknown`."""
-        left = 0
+        repeats it. Raises `outcome_unknown`.
+
+        `away`: backends that did not answer, to which those are added that do not now. They are not asked again: each partition would wait
+        as long as the first, and with it a start, or every other change of a queue.
+        """
+        left, away = 0, set() if away is None else away
         refs = {PartitionRef(incarnation_of(key), each.partition): each.backend for each in partitions}
         for ref, backend in refs.items():
+            if backend in away:
+                left += 1
+                continue
             try:
                 await self._backends.get(backend).drop(ref)
             except (StoreUnavailableError, DamagedError) as error:
-                # Nor may damage in what nobody needs any more keep a server from starting.
+                # Damage in what nobody needs any more must not keep a server from starting.
                 left += 1
+                if isinstance(error, StoreUnavailableError):
+                    away.add(backend)
                 log.warning("data of a removed partition was not deleted, retrying at the next start: %s", error)
         if not left:
             try:
