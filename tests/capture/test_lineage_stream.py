@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from simulation.loop import Loop
+from sluiceway.capture import lineage
 from sluiceway.capture.lineage import MAX_OPEN, QueueLineage, from_options
+from sluiceway.client import CallError
+from sluiceway.client.answers import Extended, Ignored
 from sluiceway.client.async_connections import AsyncConnections
 from sluiceway.client.http_messages import Answer, Request
 from sluiceway.kernel.errors import SluicewayError
@@ -231,6 +237,46 @@ async def test_leases_are_extended_while_they_are_held(one: Place) -> None:
     assert min(await aside(deadlines, one)) > max(at_first)
     await stream.kept(token, upto)
     await stream.close()
+
+
+class Away:
+    """A client in virtual time whose server is away from 19 to 51 s. Calls on `never` always fail."""
+
+    client_id = "capture/test"
+
+    def __init__(self, loop: Loop, never: str = "") -> None:
+        self._loop, self._never = loop, never
+        self.deadlines = dict.fromkeys(("aaaaaaaa.0.L1", "aaaaaaaa.1.L1"), 60_000)
+
+    async def extend(self, queue_name: str, lease_ids: list[str], **options: object) -> Extended:
+        if 19_000 <= self._loop.now < 51_000 or self._never in lease_ids:
+            await asyncio.sleep(3)
+            raise CallError("unavailable", "away")
+        over = [each for each in lease_ids if self._loop.now >= self.deadlines[each]]
+        self.deadlines |= {each: self._loop.now + 60_000 for each in lease_ids if each not in over}
+        return Extended(ignored=[Ignored(id=each, reason="expired") for each in over])
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize("never", ["", "aaaaaaaa.0.L1"])
+def test_leases_outlive_an_outage_that_is_shorter_than_they_last(never: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost ones would end the capture for good. Nor does one call that fails cost the leases of others."""
+    monkeypatch.setattr(lineage, "MAX_EXTENDED", 1)
+    loop = Loop(Random(0))
+    client = Away(loop, never)
+    kept = [each for each in client.deadlines if each != never]
+
+    async def hold() -> None:
+        stream = QueueLineage(client, "q", hold_for=60_000)  # type: ignore[arg-type]
+        stream._hold(client.deadlines)
+        await asyncio.sleep(600)
+        await stream.close()
+
+    loop.run_until_complete(hold())
+    loop.close()
+    assert all(client.deadlines[each] > 600_000 for each in kept)
 
 
 def deadlines(place: Place) -> set[str]:

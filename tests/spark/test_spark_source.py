@@ -18,7 +18,7 @@ from sluiceway.kernel.clock import Millis, parse_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import source
 from sluiceway.spark.columns import ItemColumns
-from sluiceway.spark.offsets import Offset
+from sluiceway.spark.offsets import HeldLease, Offset
 from sluiceway.spark.options import sink_options, source_options
 from sluiceway.spark.rows import SCHEMA
 from sluiceway.spark.server_calls import Client
@@ -84,6 +84,26 @@ def test_a_query_that_ends_leaves_no_connection_open(world: Server) -> None:
     assert len([each for each in sockets if each.fileno() >= 0]) == 2
     driver.stop()
     until("both are closed", lambda: all(each.fileno() < 0 for each in sockets))
+
+
+def test_a_queue_that_is_away_does_not_cost_the_leases_of_others() -> None:
+    """They would run out, though their servers are there, if a batch runs for longer than `holdFor` meanwhile."""
+    asked: list[object] = []
+
+    class Away:
+        server_wait = "20s"
+
+        def call(self, path: str, body: Mapping[str, object], patience: Millis | None = None) -> dict[str, Any]:
+            asked.append(body["queue_name"])
+            if body["queue_name"] == "a":
+                raise SluicewayError("unavailable", "it is away")
+            return {"ignored": []}
+
+    options = source_options({"url": "http://127.0.0.1:1", "queue": "a,b", "consumer": "c"})
+    leases = (HeldLease("aaaaaaaa.0.L1", 1, "a"), HeldLease("bbbbbbbb.0.L1", 1, "b"))
+    with pytest.raises(SluicewayError, match="it is away"):
+        source.extend(Away(), leases, options, 1_000)  # type: ignore[arg-type]
+    assert asked == ["a", "b"]
 
 
 def test_no_item_no_batch(world: Server) -> None:

@@ -58,6 +58,8 @@ TOLD_FOR = 1.0
 MAX_OPEN = 50
 """Maximum number of leases in one partition that are not kept yet. A position names them all. Reading waits until some are kept."""
 FULL_PAUSE = 0.2
+EXTEND_AGAIN = 1.0
+"""How many seconds after a failure leases are extended again."""
 MAX_EXTENDED = 1_000
 """Maximum number of leases in one extend call."""
 PAGE = 100
@@ -343,15 +345,23 @@ class QueueLineage:
 
     async def _keep(self) -> None:
         """Extend the leases that are read and not kept, until cancelled."""
+        usual = pause = self._hold_for / 3_000
         while True:
-            await asyncio.sleep(self._hold_for / 3_000)
-            try:
-                held = sorted(self._held)
-                for start in range(0, len(held), MAX_EXTENDED):
-                    over = await self._extend(held[start : start + MAX_EXTENDED])
-                    self._held.difference_update(each.id for each in over)
-            except SluicewayError as error:
-                log.warning("queue %s: leases were not extended, will retry: %s", self._queue, error)
+            await asyncio.sleep(pause)
+            held = sorted(self._held)
+            # One that fails, such as for a partition that is away, must not cost the others their leases.
+            done = [await self._keep_some(held[start : start + MAX_EXTENDED]) for start in range(0, len(held), MAX_EXTENDED)]
+            pause = usual if all(done) else min(usual, EXTEND_AGAIN)
+
+    async def _keep_some(self, lease_ids: list[str]) -> bool:
+        """Extend leases. False: it failed, and may succeed soon."""
+        try:
+            over = await self._extend(lease_ids)
+        except SluicewayError as error:
+            log.warning("queue %s: leases were not extended, will retry: %s", self._queue, error)
+            return not error.retryable
+        self._held.difference_update(each.id for each in over)
+        return True
 
     async def _extend(self, lease_ids: Collection[str]) -> list[Ignored]:
         """Extend leases. Returns the ones that are over, with the reasons."""

@@ -20,6 +20,8 @@ log = logging.getLogger("sluiceway.client")
 ENDED = ("completed", "retried", "released", "dead", "settled")
 """Why a lease is ignored that its own client has ended."""
 _CALL_TIMEOUT = "10s"
+_AGAIN = 1.0
+"""Seconds before leases that could not be extended are tried again: part of their time is gone already."""
 
 
 class LeaseExtender:
@@ -59,23 +61,26 @@ class LeaseExtender:
         self._closed.set()
 
     def _run(self) -> None:
-        while not self._closed.wait(self._pause):
+        pause = self._pause
+        while not self._closed.wait(pause):
             with self._lock:
                 held = list(self._lease_ids)
-            for start in range(0, len(held), MAX_ITEMS_JSON):
-                self._extend(held[start : start + MAX_ITEMS_JSON])
+            done = [self._extend(held[start : start + MAX_ITEMS_JSON]) for start in range(0, len(held), MAX_ITEMS_JSON)]
+            pause = self._pause if all(done) else min(self._pause, _AGAIN)
 
-    def _extend(self, lease_ids: list[str]) -> None:
+    def _extend(self, lease_ids: list[str]) -> bool:
+        """Extend leases. False: it failed, and may succeed soon."""
         name = self._queue_name
         try:
             answer = self._client.extend(name, lease_ids, lease_timeout=self._lease_timeout, request_timeout=_CALL_TIMEOUT)
         except SluicewayError as error:
             if not self._closed.is_set():
                 log.warning("queue %s: %d leases were not extended: %s. They are tried again", name, len(lease_ids), error)
-            return
+            return not error.retryable
         with self._lock:
             gone = [each for each in answer.ignored if each.id in self._lease_ids]
         self.drop(each.id for each in gone)
         for each in gone:
             if each.reason not in ENDED and not self._closed.is_set():
                 log.warning("queue %s: lease %s has ended (%s): its items are served again", name, each.id, each.reason)
+        return True

@@ -421,13 +421,25 @@ class LeaseKeeper:
 
 
 def extend(client: Client, leases: Collection[HeldLease], options: SourceOptions, patience: Millis | None = None) -> dict[str, str]:
-    """Extend leases to `hold_for` from now; returns the ones that are gone, with the server's reasons."""
+    """Extend leases to `hold_for` from now; returns the ones that are gone, with the server's reasons.
+
+    With `patience`, as many as possible, before it raises an error of the others.
+    """
     gone: dict[str, str] = {}
+    failed: SluicewayError | None = None
     for queue, some in portions(leases, options):
         until = {"lease_timeout": format_duration(options.hold_for), "request_timeout": client.server_wait}
         body = {"queue_name": queue, "lease_ids": [lease.lease_id for lease in some], **until}
-        answer = client.call("/v1/queue.extend", body, patience)
+        try:
+            answer = client.call("/v1/queue.extend", body, patience)
+        except SluicewayError as error:
+            if patience is None:
+                raise
+            failed = error
+            continue
         gone |= {entry["id"]: entry["reason"] for entry in answer["ignored"]}
+    if failed is not None:
+        raise failed
     return gone
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -192,14 +191,20 @@ class TableLoop:
             return True
 
     async def _keep(self, leased: LeasedTable) -> None:
-        """Extend the leases once a third of their time has passed, until this is cancelled."""
-        pause = self._lease_timeout / 3000
+        """Extend the leases once a third of their time has passed, and sooner after a failure, until this is cancelled."""
+        usual = pause = self._lease_timeout / 3000
         lease_timeout = timedelta(milliseconds=self._lease_timeout)
+        failures = 0
         while True:
             await asyncio.sleep(pause)
             call = item_calls.extend(self._queue_name, leased.lease_ids, (), lease_timeout, SETTLE_TIMEOUT, Check(self._client_id))
-            with contextlib.suppress(CallError):
+            try:
                 await self._attempt(call)
+                pause, failures = usual, 0
+            except CallError as error:
+                # What is left of the leases' time may be less than another third.
+                soon = (error.retry_after or 0) / 1000 + backoff(failures, random.random())
+                pause, failures = min(usual, soon) if error.retryable else usual, failures + 1
 
 
 def _staging(leased: LeasedTable, returned: object) -> list[Call[Staged]]:
