@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluiceway.client import CallError
+from sluiceway.client.answers import Lease, Leased
 from tests.engines.engine_imports import engine
 
 engine("ray")
 
-from sluiceway.ray.queue_source import Slice, tasks  # noqa: E402 - not without ray
+from sluiceway.ray.address import Address  # noqa: E402 - not without ray
+from sluiceway.ray.queue_source import QueueSource, Slice, tasks  # noqa: E402
 
 
 @given(st.lists(st.integers(1, 25_000), max_size=12), st.integers(-1, 300))
@@ -34,3 +40,42 @@ def test_small_leases_share_a_task(parallelism: int, sizes: list[int]) -> None:
     made = tasks({"a.0.L1": 4, "a.1.L1": 3}, parallelism)
     assert [sum(each.length for each in slices) for slices in made] == sizes
     assert (made[0][0], made[-1][-1].lease_id) == (Slice("a.0.L1", 0, made[0][0].length), "a.1.L1")
+
+
+class Failing:
+    """A client whose first call leases, and whose second one fails."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error, self.calls = error, list[str]()
+
+    def lease(self, queue_name: str, **options: object) -> Leased:
+        self.calls.append("lease")
+        if len(self.calls) > 1:
+            raise self._error
+        lease = Lease(lease_id="aaaaaaaa.0.L1", partition=0, count=3, lease_deadline=datetime(2026, 1, 1, tzinfo=UTC))
+        return Leased(queue_name=queue_name, leases=[lease])
+
+    def release(self, queue_name: str, *, lease_ids: list[str]) -> None:
+        self.calls += ["release", *lease_ids]
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.mark.parametrize(
+    ("error", "after"),
+    [(CallError("outcome_unknown", "the connection broke"), ["close"]), (KeyboardInterrupt(), ["release", "aaaaaaaa.0.L1", "close"])],
+)
+def test_what_was_leased_before_a_failure_is_not_kept_for_good(
+    error: BaseException, after: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has the source then, and the thread that extends its leases would go on for as long as the driver lives."""
+    client = Failing(error)
+    monkeypatch.setattr(Address, "client", lambda *_: client)
+    before = {*threading.enumerate()}
+    with pytest.raises(type(error)):
+        QueueSource("photos", lease_timeout="30d")
+    for extender in {*threading.enumerate()} - before:
+        extender.join(60)
+        assert not extender.is_alive()
+    assert client.calls == ["lease", "lease", *after]

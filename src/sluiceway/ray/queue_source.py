@@ -72,7 +72,12 @@ class QueueSource(Datasource):  # type: ignore[misc]
         self._extender = LeaseExtender(self._client, queue_name, lease_timeout)
         self._leases: dict[str, int] = {}
         self._ended = False
-        self._lease(max_items, lease_timeout)
+        try:
+            self._lease(max_items, lease_timeout)
+        except BaseException as error:
+            # Nobody gets this source, so nobody could end what extends the leases taken so far.
+            self.__exit__(type(error), error, None)
+            raise
 
     def _lease(self, max_items: int, lease_timeout: Duration) -> None:
         left = max_items
