@@ -226,6 +226,46 @@ def test_bad_rows_go_to_a_queue_of_their_own_once(world: Server, task: dict[str,
     assert "w: 1 row that no queue takes is in the queue" in caplog.text
 
 
+def unchecked(*values: bytes | None) -> pa.Array:
+    """A column of texts that may be any bytes, as Spark makes them of binary columns."""
+    valid, ends, data = pa.array(values, pa.binary()).buffers()
+    return pa.StringArray.from_buffers(len(values), ends, data, valid)
+
+
+def rows_that_are_no_text() -> pa.Table:
+    """The first two are good: a payload may be any bytes."""
+    long = b"\xff" * ((8 << 20) + 1)
+    return table(
+        value=unchecked(b"a", b"b\xff", b"c", b"d", long),
+        key=unchecked(b"k", None, b"caf\xe9", None, None),
+        reference=unchecked(None, None, b"n\xb0 3", None, None),
+        headers=pa.MapArray.from_arrays([0, 0, 0, 0, 1, 1], pa.array(["city"]), unchecked(b"K\xf6ln")),
+    )
+
+
+def test_bytes_that_are_no_text_are_told(world: Server, task: dict[str, str]) -> None:
+    queue = world.create("no-text-refused")
+    rows = rows_that_are_no_text().slice(0, 3)
+    with pytest.raises(SluicewayError) as refused:
+        batch_sink(world, queue, rows).write(iter(rows.to_batches()))
+    assert refused.value.field == "reference"
+    assert "not UTF-8 (a row; the first is row 2 of task 3, reference 'n\ufffd 3')" in refused.value.detail
+
+
+def test_bytes_that_are_no_text_do_not_hold_up_the_other_rows(world: Server, task: dict[str, str]) -> None:
+    queue, bad = world.create("no-text"), world.create("no-text-bad", partitions=1)
+    rows = rows_that_are_no_text()
+    writer = batch_sink(world, queue, rows, badRows=bad)
+    assert writer.write(iter(rows.to_batches())) == Written(2, 1, 0, bad=3)
+    assert writer.write(iter(rows.to_batches(max_chunksize=2))) == Written(2, 1, 1, bad=3)
+    assert sorted(base64.b64decode(item["bytes"]) for item in items(world, queue)) == [b"a", b"b\xff"]
+    found = items(world, bad)
+    assert [item["headers"]["sluiceway-reason"] for item in found] == [
+        "reference: not UTF-8", "headers: not UTF-8", "value: larger than 8,388,608 bytes",
+    ]  # fmt: skip
+    assert (found[0]["key"], found[0]["reference"], found[1]["headers"]["city"]) == ("caf\ufffd", "n\ufffd 3", "K\ufffdln")
+
+
 def test_writes_into_several_queues_share_one_for_bad_rows(world: Server, task: dict[str, str]) -> None:
     """Under one `writeId`, as of one batch that goes to all of them."""
     bad = world.create("shared-bad", partitions=1)

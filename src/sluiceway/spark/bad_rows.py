@@ -31,6 +31,10 @@ _KEYS = ("key", "unique_key")
 _TEXTS = {"kind": MAX_TEXT_BYTES, "encoding": MAX_TEXT_BYTES, "reference": MAX_TEXT_BYTES} | dict.fromkeys(_KEYS, MAX_KEY_BYTES)
 """Short texts of an item, and the maximum bytes of each."""
 
+_NO_TEXT = "not UTF-8"
+_BYTES, _PAIRS = pa.binary(), pa.map_(pa.binary(), pa.binary())
+"""Texts, and headers, that may be any bytes: Spark does not check what it casts to a string."""
+
 
 class Sieve:
     """Divides a task's rows. `keep`: bad rows are kept, otherwise they fail the write."""
@@ -74,6 +78,7 @@ class Sieve:
             for name in _KEYS
             if name in names
         ]
+        found += [(f"{name}: {_NO_TEXT}", _no_text(batch.column(name))) for name in _TEXTS if name in names]
         if "priority" in names:
             given = batch.column("priority").cast(pa.int64())
             wrong = pc.or_(pc.less(given, 0), pc.greater(given, MAX_PRIORITY)).fill_null(False)
@@ -104,25 +109,30 @@ class Sieve:
             )
         for number in wrong.to_pylist():
             reason = reasons[number].as_py()
-            item = self._item(batch.slice(number, 1).to_pylist()[0], reason, f"{self._task}/{self._rows + number}")
+            item = self._item(batch, number, reason)
             self._kept_bytes += len(item["payload"]) + _size(item["headers"])
             if self._kept_bytes > _MOST_BYTES:
                 raise invalid("badRows", f"more than {_MOST_BYTES >> 20} MiB of the rows of task {self._task} are bad; the last: {reason}")
             self._kept.append(item)
 
-    def _item(self, row: dict[str, Any], reason: str, place: str) -> dict[str, Any]:
-        """The item for a bad row. Long values are cut; values that cannot be cut are left out."""
-        payload = row[self._body] or b""
-        data = payload.encode() if isinstance(payload, str) else bytes(payload)
-        texts = {name: str(row[name])[: most // 4] for name, most in _TEXTS.items() if row.get(name) is not None}
+    def _item(self, batch: pa.RecordBatch, number: int, reason: str) -> dict[str, Any]:
+        """The item for a bad row. Long values are cut; values that cannot be cut are left out; bytes that are no text are replaced."""
+
+        def value(name: str, kind: pa.DataType = _BYTES) -> Any:
+            return batch.column(name).slice(number, 1).cast(kind)[0].as_py() if name in batch.schema.names else None
+
+        payload = value(self._body) or b""
+        texts = {name: _text(data)[: most // 4] for name, most in _TEXTS.items() if (data := value(name)) is not None}
         texts = {name: text for name, text in texts.items() if text or name not in _KEYS}
         # The queue for bad rows takes each row, and need not keep items unique.
         texts.pop("unique_key", None)
-        told = [(REASON, reason), (ROW, place)]
-        headers = [(name, value) for name, value in row.get("headers") or () if name not in (REASON, ROW)] + told
-        if any(value is None for _, value in headers) or _size(headers) > MAX_HEADER_BYTES:
+        told = [(REASON, reason), (ROW, f"{self._task}/{self._rows + number}")]
+        pairs = value("headers", _PAIRS) or ()
+        own = [(_text(name), _text(data)) for name, data in pairs if data is not None]
+        headers = [pair for pair in own if pair[0] not in (REASON, ROW)] + told
+        if len(own) < len(pairs) or _size(headers) > MAX_HEADER_BYTES:
             headers = told
-        return {"payload": data if len(data) <= MAX_PAYLOAD_BYTES else data[:_SHOWN], **texts, "headers": headers}
+        return {"payload": payload if len(payload) <= MAX_PAYLOAD_BYTES else payload[:_SHOWN], **texts, "headers": headers}
 
 
 def _size(headers: list[tuple[str, str]]) -> int:
@@ -134,10 +144,43 @@ def _of_headers(headers: pa.MapArray) -> list[tuple[str, pa.Array]]:
     nulls = np.concatenate(([0], np.cumsum(headers.items.is_null().to_numpy(zero_copy_only=False))))
     empty = np.diff(nulls[headers.offsets.to_numpy()]) > 0
     given = headers.is_valid()
-    return [
+    found = [
         (f"headers: larger than {MAX_HEADER_BYTES:,} bytes", pc.and_(pa.array(large), given)),
         ("headers: a header has no value", pc.and_(pa.array(empty), given)),
     ]
+    if not (_is_text(headers.keys) and _is_text(headers.items)):
+        rows = headers.cast(_PAIRS).to_pylist()
+        wrong = [any(_is_no_text(each) for pair in row or () for each in pair) for row in rows]
+        found.append((f"headers: {_NO_TEXT}", pa.array(wrong)))
+    return found
+
+
+def _is_text(column: pa.Array) -> bool:
+    """Whether all values are UTF-8."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _no_text(column: pa.Array) -> pa.Array:
+    """Which values are not UTF-8."""
+    if _is_text(column):
+        return pa.repeat(False, len(column))
+    return pa.array([_is_no_text(value) for value in column.cast(_BYTES).to_pylist()])
+
+
+def _is_no_text(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
 
 
 def _longer(column: pa.Array, most: int) -> pa.Array:
@@ -146,5 +189,5 @@ def _longer(column: pa.Array, most: int) -> pa.Array:
 
 def _named(batch: pa.RecordBatch, row: int) -> str:
     """The row's reference, for a message."""
-    reference = batch.column("reference")[row].as_py() if "reference" in batch.schema.names else None
-    return f", reference {reference[:64]!r}" if reference else ""
+    reference = batch.column("reference").slice(row, 1).cast(_BYTES)[0].as_py() if "reference" in batch.schema.names else None
+    return f", reference {_text(reference)[:64]!r}" if reference else ""
