@@ -183,6 +183,22 @@ def test_items_whose_lease_ran_out_are_served_again_and_the_log_says_so(
         assert said in caplog.text
 
 
+def test_a_lease_that_has_ended_does_not_keep_the_others_from_being_put_back(served: testing.TestServer, queue: str) -> None:
+    client = served.client
+    fill(client, queue, 10)
+
+    def work() -> None:
+        with LeaseStream(client, queue, batch_size=5) as stream:
+            first = stream.reader().read_next_batch()
+            assert len(pa.table(stream)) == 10
+            client.complete(queue, lease_ids=[first["lease_id"][0].as_py()])
+            raise DeadItem("the file is damaged")
+
+    with pytest.raises(DeadItem):
+        work()
+    assert counts(client, queue, "completed", "dead", "total_leased") == [5, 5, 0]
+
+
 def test_it_waits_for_the_first_item_alone(served: testing.TestServer, queue: str) -> None:
     client = served.client
     found: list[int] = []

@@ -186,7 +186,7 @@ class LeaseStream:
         after = None if outcome.retry_after is None else millis(outcome.retry_after, "retry_after")
         try:
             for lease_id, count in self._held:
-                ids = self._client.peek_arrow(name, lease_id, limit=count).ids()
+                ids = self._open_ids(lease_id, count)
                 same = {"outcome": "dead" if outcome.dead else "retry", "retry_after_ms": after, "reason": outcome.reason}
                 columns = {each: pa.repeat(pa.scalar(value), len(ids)) for each, value in same.items()}
                 if len(ids):
@@ -194,6 +194,15 @@ class LeaseStream:
             self._close_leases()
         except SluicewayError as failure:
             log.warning("queue %s: the items were not put back (%s). They are served again when their leases run out", name, failure)
+
+    def _open_ids(self, lease_id: str, count: int) -> pa.ChunkedArray:
+        try:
+            return self._client.peek_arrow(self._queue_name, lease_id, limit=count).ids()
+        except SluicewayError as error:
+            if error.code != "lease_not_found":
+                raise
+            # One that has ended must not keep the others from being put back. Closing them tells of it.
+            return pa.chunked_array([], pa.utf8())
 
     def _release(self) -> None:
         try:
