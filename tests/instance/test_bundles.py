@@ -15,21 +15,23 @@ from msgspec.structs import replace
 
 from sluiceway.adapters import system
 from sluiceway.cluster.coordinator import check_bundles
+from sluiceway.cluster.ownership import item_of
 from sluiceway.core.bundles.lifecycle import KEPT_FOR, OPEN_FOR, REACH
 from sluiceway.instance.bundle_catalog import Bundles
 from sluiceway.instance.bundle_driver import AT_ONCE, ELSEWHERE, ENDED_ELSEWHERE
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.bundle_records import BundleRecord
 from sluiceway.model.items import batch_from_rows
-from sluiceway.model.queue import QueueRecord
+from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Plan
-from sluiceway.model.requests import BundleCount, Clear, CountStep, Disposition, Lease, Produce, ProduceKey
+from sluiceway.model.requests import BundleCount, Clear, CountBundles, CountStep, Disposition, Lease, Produce, ProduceKey
 from sluiceway.model.small_batch import in_columns
 from sluiceway.wire.json_bundles import decode_create
-from tests.cluster.cluster_rig import MORTAL, cluster
+from tests.cluster.cluster_rig import MORTAL, Gate, cluster, shares
 from tests.instance.instance_rig import PATIENCE, Store, eventually, lease, moved_ahead, rows, settle, spec, total
 
 Ahead = Callable[[Millis], None]
@@ -456,6 +458,25 @@ async def test_a_bundle_over_two_instances(tmp_path: Path, ahead: Ahead) -> None
                 await settle(other, "q", leased)
         assert record(other, bundle).count == BundleCount(12, 12)
         assert len(await follow_ups(other)) == 1
+
+
+@driven
+async def test_a_partition_is_counted_of_which_the_counting_instance_has_not_heard(tmp_path: Path, ahead: Ahead) -> None:
+    """A rebalance has added it. Without it, the bundle would be over while its items wait there."""
+    async with cluster(tmp_path, "a", "b") as (rig, both):
+        await queues(both[0], 1)
+        await both[0].create_queue(spec("more"))
+        bundle = record(both[0], await made(both[0]))
+        behind, other = sorted(both, key=lambda each: -sum(len(shares(each, name)) for name in ("q", "then", "more")))
+        gate = rig.metas[rig.name(behind)].on_read = Gate(only=lambda keys: QUEUE in keys)
+        before = other.queue("q")
+        writes = other.ownership.placing([item_of(before.incarnation, 1)])
+        await other._catalog.put(replace(before, partitions=(*before.partitions, PartitionRecord(1))), {}, writes)
+        await eventually(lambda: 1 in shares(other, "q"))
+        await other._router.produce(before, Produce(rows("x"), 10_000, partition=1, bundle=bundle.id))
+        counting = asyncio.create_task(behind._router.count_bundles(before, CountBundles(10_000, (bundle.hashed,), "close")))
+        gate.open()
+        assert (await counting).counts.get(bundle.hashed) == BundleCount(1)
 
 
 @driven

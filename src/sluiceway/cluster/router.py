@@ -389,6 +389,9 @@ class Router:
 
     async def count_bundles(self, record: QueueRecord, request: CountBundles) -> BundleCounts:
         """Count in all partitions. Raises `unavailable` if one of them does not answer."""
+        if request.step != "look":
+            # Items may be in a partition that a rebalance has just added. By an older record their bundle would be over without them.
+            await self._following.fresh(request.request_timeout)
         numbers = tuple(sorted(self.share(record).numbers))
         return await self._in_parts(record, replace(request, partitions=numbers), BundleCounts())
 
