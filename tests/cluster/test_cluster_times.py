@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.configuration import CLUSTER_TIMES, ClusterSettings, Configuration
-from tests.cluster.cluster_rig import STEADY, Cluster, cluster, shares
+from sluiceway.ports.meta_store import MetaUnknownError
+from tests.cluster.cluster_rig import STEADY, Cluster, Gate, cluster, shares
 from tests.instance.instance_rig import eventually, lease, payloads, produce, spec
 
 LONGER = {"lease_timeout": 90_000, "member_timeout": 120_000}
@@ -83,6 +85,34 @@ def test_the_bound_of_moves_for_loads_changes_while_all_run(tmp_path: Path) -> N
             assert entry.detail == {"load_moves": {"from": LOAD_MOVES, "to": 2}}
             # Other changes leave it as it is.
             assert (await b.instances.redefine({"settle_timeout": 30}, None, SYSTEM)).load_moves == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("ends", ["its process dies", "its answer is lost", "its caller goes"])
+def test_a_change_has_its_audit_entry_however_the_call_ends(tmp_path: Path, ends: str) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, b)):
+            landed = Gate(only=lambda puts: KEYS.resource in puts)
+
+            async def lost(puts: Mapping[str, bytes]) -> None:
+                if KEYS.resource in puts:
+                    raise MetaUnknownError("the answer was lost")
+
+            made.metas["a"].on_committed = lost if ends == "its answer is lost" else landed
+            work = asyncio.create_task(a.instances.redefine({}, None, SYSTEM, 2))
+            if ends == "its answer is lost":
+                with pytest.raises(SluicewayError) as failed:
+                    await work
+                assert failed.value.code == "outcome_unknown"
+            else:
+                await landed.reached.wait()
+                if ends == "its process dies":
+                    made.die("a")
+                work.cancel()
+            await eventually(lambda: b.instances.cluster().load_moves == 2)
+            (entry,) = [each for each in await b.audit.list(limit=10) if each.action == "instances.update"]
+            assert entry.detail == {"load_moves": {"from": LOAD_MOVES, "to": 2}}
 
     asyncio.run(run())
 

@@ -127,19 +127,17 @@ class Instances:
 
         Raises `invalid_request`, `unavailable`, `outcome_unknown`.
         """
+
+        def noted(before: Resource, after: Resource) -> dict[str, bytes]:
+            changed = _changes(before, after)
+            return dict([self._audit().entry("instances.update", by, detail=changed)]) if changed and self._audit is not None else {}
+
         try:
-            before, after = await self._ownership.redefine(times, strategy, load_moves)
+            _, after = await self._ownership.redefine(times, strategy, load_moves, noted)
         except StoreUnavailableError as error:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
         except MetaUnknownError as error:
             raise SluicewayError("outcome_unknown", f"the meta store did not confirm the change: {error}") from error
-        old, new = (
-            {"strategy": each.strategy, "load_moves": each.load_moves, **msgspec.structs.asdict(each.parameters)}
-            for each in (before, after)
-        )
-        changed = {name: {"from": old[name], "to": new[name]} for name in new if new[name] != old[name]}
-        if changed and self._audit is not None:
-            await self._audit().record("instances.update", by, detail=changed)
         parameters = msgspec.structs.asdict(after.parameters)
         return replace(self.cluster(), strategy=after.strategy, era=after.era, parameters=parameters, load_moves=after.load_moves)
 
@@ -195,6 +193,14 @@ class Instances:
         found = belonging(look, look.resource, item, history, record.created_at)
         pin = look.resource.pins.get(item)
         return found if pin is None else _with_pin(found, pin, look, look.resource.strategy)
+
+
+def _changes(before: Resource, after: Resource) -> dict[str, object]:
+    """What an operator has changed of the cluster: old and new value by name."""
+    old, new = (
+        {"strategy": each.strategy, "load_moves": each.load_moves, **msgspec.structs.asdict(each.parameters)} for each in (before, after)
+    )
+    return {name: {"from": old[name], "to": new[name]} for name in new if new[name] != old[name]}
 
 
 # ---- the instances ----------------------------------------------------------------------------------------------------

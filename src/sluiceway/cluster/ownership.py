@@ -59,6 +59,13 @@ PARAMETERS = Parameters(settle_timeout=100, round_interval=200, beat_interval=50
 
 NO_TIMES: Mapping[str, Millis] = {}
 
+Also = Callable[[Resource, Resource], Mapping[str, bytes]]
+
+
+def nothing_also(before: Resource, after: Resource) -> Mapping[str, bytes]:
+    """Put nothing else into the commit of a change."""
+    return {}
+
 
 def item_of(incarnation: str, partition: int) -> str:
     """Name of the partition as an item of the group."""
@@ -145,10 +152,10 @@ class Ownership(Protocol):
         ...
 
     async def redefine(
-        self, times: Mapping[str, Millis], strategy: Strategy | None, load_moves: int | None = None
+        self, times: Mapping[str, Millis], strategy: Strategy | None, load_moves: int | None = None, also: Also = nothing_also
     ) -> tuple[Resource, Resource]:
         """Change the cluster's timing parameters, strategy and bound of moves for loads from the next round on. Parameters not in `times`,
-        and what is None, stay.
+        and what is None, stay. `also`: what to put into the commit of a change, by the resource before and after.
 
         Returns the recorded resource before and after. Raises `invalid_request`, StoreUnavailableError, MetaUnknownError.
         """
@@ -254,7 +261,7 @@ class SoleOwnership:
         self._token = await take_grant(meta)
 
     async def redefine(
-        self, times: Mapping[str, Millis], strategy: Strategy | None, load_moves: int | None = None
+        self, times: Mapping[str, Millis], strategy: Strategy | None, load_moves: int | None = None, also: Also = nothing_also
     ) -> tuple[Resource, Resource]:
         field = next(iter(times), "strategy" if strategy else "load_moves")
         raise invalid(field, "this server is not part of a cluster, so it has no such parameter")
@@ -398,7 +405,7 @@ class Clustered:
                 return
 
     async def redefine(
-        self, times: Mapping[str, Millis], strategy: Strategy | None, load_moves: int | None = None
+        self, times: Mapping[str, Millis], strategy: Strategy | None, load_moves: int | None = None, also: Also = nothing_also
     ) -> tuple[Resource, Resource]:
         assert self._meta is not None, "it is started first"
         while True:
@@ -409,7 +416,7 @@ class Clustered:
             if not writes.puts:
                 return before, after
             with contextlib.suppress(ConflictError):
-                await self.follow(await self._meta.commit(writes.checks, puts=writes.puts))
+                await self.follow(await self._meta.commit(writes.checks, puts={**writes.puts, **also(before, after)}))
                 return before, after
 
     def _takes_part(self) -> bool:
