@@ -20,7 +20,7 @@ from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll
 from sluiceway.model.requests import Disposition, Lease, Leased, ProduceKey, QueueSpec, Settle
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
-from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, put, ref, shares
+from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, fine_always, put, ref, shares
 from tests.instance.instance_rig import eventually, fine, lease, payloads, settle, spec
 
 
@@ -192,6 +192,31 @@ def test_what_is_fetched_for_a_client_that_has_gone_is_given_back(tmp_path: Path
             # It was not touched: the attempt does not count.
             again = await lease(consumer, "q", timeout=60_000)
             assert in_columns(again.batches[0]).column("attempts").to_pylist() == [1]
+
+    asyncio.run(run())
+
+
+def test_what_is_fetched_for_a_client_that_goes_at_any_moment_is_given_back_or_delivered(tmp_path: Path) -> None:
+    """Also while the instance is about to answer."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            owner, consumer = made.owner("q", 0), without(made, "q", 0)
+            await put(a, "q", 0, "x")
+            for iterations in range(30):
+                gate = made.wires.on_answer = Gate(only=leases)
+                work = asyncio.create_task(lease(consumer, "q", timeout=60_000, lease_timeout=600_000))
+                await gate.reached.wait()
+                gate.open()
+                for _ in range(iterations):
+                    await asyncio.sleep(0)
+                work.cancel()
+                await asyncio.wait([work])
+                if not work.cancelled():
+                    await settle(consumer, "q", work.result(), Disposition("release"))
+                await eventually(lambda: owner.stats("q").partitions[0].ready == 1)
+            assert not work.cancelled(), "each moment was tried"
 
     asyncio.run(run())
 
@@ -434,6 +459,35 @@ def test_a_keyed_lease_whose_answer_was_lost_is_found_again(tmp_path: Path) -> N
             made.wires.loses.clear()
             assert payloads((await work).batches) == ["x"]
             assert counts(await a.count("q"))[number] == (1, 1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", ["outcome_unknown", "unavailable"])
+@pytest.mark.parametrize("timeout", [0, 60_000])
+def test_under_a_key_nothing_is_leased_elsewhere_once_an_instance_may_have_leased_items(tmp_path: Path, code: str, timeout: int) -> None:
+    """Its commit took too long, or it cannot read what it has leased. The first answer would lack leases that a repetition has."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (made, (a, *_)):
+            await a.create_queue(spec("q", 3))
+            number = home_partition(a, "k")
+            for each in {0, 1, 2} - {number}:
+                await put(a, "q", each, f"{each}")
+
+            async def fail(_: str, request: PeerRequest) -> None:
+                if isinstance(request, Ask) and isinstance(request.request, Lease):
+                    made.wires.on_answer = fine_always
+                    raise SluicewayError(code, "the commit is not over")
+
+            made.wires.on_answer = fail
+            with pytest.raises(SluicewayError) as failed:
+                await made.owner("q", number).lease("q", Lease("c", 1, timeout, lease_key="k"))
+            assert failed.value.code == code
+            found = await made.owner("q", number).lease("q", Lease("c", 1, lease_key="k"))
+            assert len(found.leases) == 1
+            stats = await a.count("q")
+            assert sum(each.total_leased for each in stats.partitions) == 1
 
     asyncio.run(run())
 

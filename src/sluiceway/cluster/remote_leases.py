@@ -41,6 +41,8 @@ AGAIN: Millis = 50
 """Delay before unanswered requests about a key's leases are repeated."""
 GRACE: Millis = 200
 """Extra time that a call waits for another one with its key, which may be about to end."""
+_LEASED_NOTHING = frozenset(("not_here", "queue_not_found", "too_many_requests"))
+"""Errors by which an instance says that it has leased nothing, and has nothing under the lease's key."""
 
 
 class _KeyLock:
@@ -145,8 +147,10 @@ class RemoteLeases:
                 answer.cancel()
                 was_asked = True
                 leased = await self._fetch(record, wish.offer.result(), request, payload, deadline, IN_FLIGHT)
-            # The withdrawal cancelled it; otherwise its items are on the way.
-            await asyncio.wait((answer,))
+            if leased is None:
+                # The withdrawal cancelled it; otherwise its items are on the way. With leases in hand nothing is awaited: a caller that
+                # goes at that moment would leave them to their deadline.
+                await asyncio.wait((answer,))
         finally:
             self._demand.end(wish, leased is not None if was_asked else None)
         return leased
@@ -192,8 +196,9 @@ class RemoteLeases:
             raise
         except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
             log.debug("nothing was fetched from instance %s: %s", peer.name, error)
-            if request.lease_key is not None and isinstance(error, PeerUnknownError):
-                # It may have leased items, so no other instance may lease more under this key.
+            if request.lease_key is not None and _may_have_leased(error):
+                # So no other instance may lease more under this key. The client does not learn of the first ones, unless it repeats the
+                # call, and then it would get both.
                 raise plain(error) from error
             return None
         return leased if leased.leases else None
@@ -282,3 +287,9 @@ class RemoteLeases:
         if not leased.leases:
             raise SluicewayError("unavailable", "the leases of this key are moving to another instance, or have just run out; try again")
         return leased
+
+
+def _may_have_leased(error: Exception) -> bool:
+    """Whether an instance that was asked under a key may have leases under it nevertheless: also `unavailable` says that they may be in a
+    partition that is not open, or are taken and cannot be read."""
+    return not isinstance(error, PeerRefusedError) and not (isinstance(error, SluicewayError) and error.code in _LEASED_NOTHING)
