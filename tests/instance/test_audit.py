@@ -23,7 +23,7 @@ from sluiceway.local.audit_trail import AUDIT, AuditTrail
 from sluiceway.local.partition_openings import OPENED
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.audit import AuditEntry, decode_entry
-from sluiceway.model.requests import Clear, QueuePatch, Redrive
+from sluiceway.model.requests import Clear, QueuePatch, Redrive, Redriven
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.server.wiring import Assembly, Door
@@ -270,6 +270,22 @@ async def test_a_change_has_its_entry_before_it_is_made() -> None:
 
     assert await trail.recorded("storage/items.delete", ALICE, "q", {"items": 3}, change) == 3
     assert await trail_of(meta) == [{"items": 3, "outcome": "done", "result": 3}]
+    await trail.close()
+
+
+@driven
+async def test_the_entry_of_a_change_with_a_large_result_says_that_it_is_done() -> None:
+    """A redrive of a dead queue that many queues share."""
+    meta = MemoryMetaStore()
+    trail = AuditTrail(meta)
+
+    async def change() -> Redriven:
+        return Redriven(500, 500, {f"a-queue-of-some-team-{number}": 1 for number in range(500)})
+
+    await trail.recorded("queue.redrive", ALICE, "dead", {"limit": 1_000}, change)
+    (detail,) = await trail_of(meta)
+    assert detail["outcome"] == "done"
+    assert set(detail) == {"outcome", "left_out"}
     await trail.close()
 
 

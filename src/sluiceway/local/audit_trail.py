@@ -32,6 +32,7 @@ _AT_DIGITS: Final = 15
 _PERIOD_DIGITS: Final = 10
 """The first digits of an id are a period of 100 seconds, whose entries can be read separately."""
 _MOST_PERIODS: Final = 20
+_ENDING: Final = ("outcome", "code")
 _NO_SETTING: Final = ("queue_name", "incarnation", "created_at", "updated_at", "version", "partitions", "rebalance")
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class AuditTrail:
     def entry(self, action: str, by: Actor, queue_name: str = "", detail: Mapping[str, Any] | None = None) -> tuple[str, bytes]:
         """Return the key and value to put into the change's own commit, so that neither exists without the other.
 
-        Texts in the detail are cut at MAX_AUDIT_TEXT; a detail still too large is left out.
+        Texts in the detail are cut at MAX_AUDIT_TEXT; a detail still too large is left out, except for how the change ended.
         """
         # One entry a millisecond per trail, so that time and writer suffice as an id.
         self._last = max(system.now(), self._last + 1)
@@ -237,7 +238,11 @@ def _is_actor(actor: str, wanted: str) -> bool:
 def _bounded(detail: dict[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = _cut(msgspec.to_builtins(detail))
     size = len(msgspec.json.encode(plain))
-    return plain if size <= MAX_AUDIT_DETAIL_BYTES else {"left_out": f"{size} bytes"}
+    if size <= MAX_AUDIT_DETAIL_BYTES:
+        return plain
+    # Whether a change was made is what an entry is for, however large its result.
+    ending = {name: plain[name] for name in _ENDING if isinstance(plain.get(name), str)}
+    return ending | {"left_out": f"{size} bytes"}
 
 
 def _cut(value: Any) -> Any:
