@@ -7,7 +7,7 @@ monotonic clock.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -41,6 +41,18 @@ class Settle(NamedTuple):
     done: list[str]
     retries: list[Retry]
     released: list[str]
+
+    @property
+    def ids(self) -> list[str]:
+        return [*self.done, *(each.id for each in self.retries), *self.released]
+
+    def of(self, is_one: Callable[[str], bool]) -> Settle:
+        """The same outcomes, of some of the items."""
+        return Settle(
+            [item_id for item_id in self.done if is_one(item_id)],
+            [each for each in self.retries if is_one(each.id)],
+            [item_id for item_id in self.released if is_one(item_id)],
+        )
 
 
 class Lost(NamedTuple):
@@ -344,6 +356,10 @@ class LeaseManager:
     def extended(self, asked: Sequence[str], lease_ids: Iterable[str], now: Millis, sent_at: Millis) -> None:
         """The extend call sent at `sent_at` extended the leases `lease_ids`. The other leases in `asked` are lost."""
         self._extending.succeeded()
+        self.extended_some(asked, lease_ids, now, sent_at)
+
+    def extended_some(self, asked: Sequence[str], lease_ids: Iterable[str], now: Millis, sent_at: Millis) -> None:
+        """As `extended`, for some of the leases of an `Extend`, whose end is still to be reported."""
         alive = set(lease_ids)
         for lease_id in asked:
             lease = self._leases.get(lease_id)
@@ -364,7 +380,15 @@ class LeaseManager:
         self._settling.succeeded()
         self._quiet_at = now + QUIET_TIME
         self._forget_sent()
-        return [each for each in ignored if each.reason not in ("completed", "retried", "released", "dead", "settled")]
+        return refused(ignored)
+
+    def settled_some(self, ids: Iterable[str]) -> None:
+        """The outcomes of these items were accepted. The end of their `Settle` is still to be reported, and is that of its other items."""
+        assert self._sent is not None
+        accepted = {*ids}
+        self._sent = self._sent.of(lambda item_id: item_id not in accepted)
+        for item_id in accepted:
+            self._forget(item_id)
 
     def settle_failed(self, error: CallError, now: Millis, roll: float) -> list[str]:
         """A settle call failed. Its outcomes are sent again, which is safe. Returns the ids of the items whose outcomes are dropped."""
@@ -373,7 +397,7 @@ class LeaseManager:
         self._may_stop(error)
         sent = self._sent
         assert sent is not None
-        ids = [*sent.done, *(each.id for each in sent.retries), *sent.released]
+        ids = sent.ids
         too_late = self.stopping and now - self._settling.failing_since >= self.patience
         if too_late or is_final(error):
             self._forget_sent()
@@ -459,7 +483,7 @@ class LeaseManager:
     def _forget_sent(self) -> None:
         sent, self._sent = self._sent, None
         assert sent is not None
-        for item_id in (*sent.done, *(each.id for each in sent.retries), *sent.released):
+        for item_id in sent.ids:
             self._forget(item_id)
 
     def _forget(self, item_id: str) -> None:
@@ -488,9 +512,19 @@ class LeaseManager:
         self._newly_lost += running
 
 
+def partition_of(id_: str) -> str:
+    """The partition of an item or a lease, as it is named in its id."""
+    return id_.rpartition(".")[0]
+
+
 def _to_two_digits(millis: Millis) -> Millis:
     unit: Millis = 10 ** max(0, len(str(millis)) - 2)
     return millis // unit * unit
+
+
+def refused(ignored: Iterable[Ignored]) -> list[Ignored]:
+    """Those whose outcomes were refused because their leases had run out. The others have had theirs before."""
+    return [each for each in ignored if each.reason not in ("completed", "retried", "released", "dead", "settled")]
 
 
 def is_final(error: CallError) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -33,7 +33,21 @@ from sluiceway.client.consumer_common import (
 )
 from sluiceway.client.errors import CallError
 from sluiceway.client.item_calls import Check, Retry
-from sluiceway.client.lease_manager import DONE, Abandon, Ask, Effect, Extend, HangUp, LeaseManager, Lost, Outcome, Settle
+from sluiceway.client.lease_manager import (
+    DONE,
+    Abandon,
+    Ask,
+    Effect,
+    Extend,
+    HangUp,
+    LeaseManager,
+    Lost,
+    Outcome,
+    Settle,
+    is_final,
+    partition_of,
+    refused,
+)
 from sluiceway.client.protocol import Call, Duration
 from sluiceway.client.stop_signals import StopSignals
 from sluiceway.kernel.clock import Millis
@@ -55,6 +69,8 @@ LEASE_PARTITIONS = 100
 """Partitions of a lease call, if the first ones have less than it asks for: each call takes a commit, which may be slow."""
 SETTLE_TIMEOUT = timedelta(seconds=10)
 """How long the server may take to settle or extend leases. The call is then repeated."""
+_AWAY = ("unavailable", "outcome_unknown", "partition_damaged")
+"""Answers of a server to a call on several partitions of which perhaps only one is away."""
 
 
 class AsyncConsumer:
@@ -86,6 +102,8 @@ class AsyncConsumer:
         self._tables: TableLoop | None = None
         self._handling: dict[asyncio.Task[None], list[LeasedItem]] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._away: set[str] = set()
+        """Partitions of which the last call failed, as `partition_of` names them."""
         self._ask: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pumps_soon = False
@@ -419,34 +437,68 @@ class AsyncConsumer:
         self._manager.leased(answer, _now())
 
     async def _extend(self, lease_ids: list[str]) -> None:
-        sent_at = _now()
-        lease_timeout = timedelta(milliseconds=self._manager.lease_timeout)
-        try:
-            answer = await self._attempt(
-                item_calls.extend(self._queue_name, lease_ids, (), lease_timeout, SETTLE_TIMEOUT, Check(self._client_id))
-            )
-        except CallError as error:
+        async def extend(some: list[str]) -> None:
+            sent_at, lease_timeout = _now(), timedelta(milliseconds=self._manager.lease_timeout)
+            call = item_calls.extend(self._queue_name, some, (), lease_timeout, SETTLE_TIMEOUT, Check(self._client_id))
+            answer = await self._attempt(call)
+            self._manager.extended_some(some, [lease.lease_id for lease in answer.leases], _now(), sent_at)
+
+        error = await self._in_parts(lease_ids, extend)
+        if error is None:
+            self._manager.extended((), (), _now(), _now())
+        else:
             self._manager.extend_failed(error, _now(), random.random())
-            return
-        self._manager.extended(lease_ids, [lease.lease_id for lease in answer.leases], _now(), sent_at)
 
     async def _settle(self, effect: Settle) -> None:
+        name = self._queue_name
+
+        async def settle(some: list[str]) -> None:
+            for each in refused(await self._settle_some(effect.of({*some}.__contains__))):
+                log.warning("queue %s: the outcome of item %s was refused: %s", name, each.id, each.reason)
+            self._manager.settled_some(some)
+
+        error = await self._in_parts(effect.ids, settle)
+        if error is None:
+            self._manager.settled((), _now())
+        elif given_up := self._manager.settle_failed(error, _now(), random.random()):
+            log.warning("queue %s: the outcomes of %d items could not be sent (%s)", name, len(given_up), error.code)
+
+    async def _settle_some(self, effect: Settle) -> list[Ignored]:
         name, check, handler_times = self._queue_name, Check(), self._manager.handler_times(effect.done)
         ignored: list[Ignored] = []
+        if effect.done:
+            ignored += (await self._attempt(item_calls.complete(name, effect.done, (), SETTLE_TIMEOUT, check, handler_times))).ignored
+        if effect.retries:
+            ignored += (await self._attempt(item_calls.retry(name, effect.retries, SETTLE_TIMEOUT, check))).ignored
+        if effect.released:
+            ignored += (await self._attempt(item_calls.release(name, effect.released, (), SETTLE_TIMEOUT, check))).ignored
+        return ignored
+
+    async def _in_parts(self, ids: Iterable[str], send: Callable[[list[str]], Awaitable[None]]) -> CallError | None:
+        """Send all of the ids together, but those of partitions that are away apart: they fail any call that names one of them.
+
+        Returns the error of what has failed, if anything has.
+        """
+        groups: dict[str, list[str]] = {}
+        for each in ids:
+            partition = partition_of(each)
+            groups.setdefault(partition if partition in self._away else "", []).append(each)
+        errors = await asyncio.gather(*(self._part(group, send) for group in groups.values()))
+        failed = sorted((each for each in errors if each is not None), key=is_final)
+        return failed[-1] if failed else None
+
+    async def _part(self, ids: list[str], send: Callable[[list[str]], Awaitable[None]]) -> CallError | None:
+        """Send the ids. If that fails because a partition may be away, find out which, and send the others without it."""
+        partitions = {*map(partition_of, ids)}
         try:
-            if effect.done:
-                ignored += (await self._attempt(item_calls.complete(name, effect.done, (), SETTLE_TIMEOUT, check, handler_times))).ignored
-            if effect.retries:
-                ignored += (await self._attempt(item_calls.retry(name, effect.retries, SETTLE_TIMEOUT, check))).ignored
-            if effect.released:
-                ignored += (await self._attempt(item_calls.release(name, effect.released, (), SETTLE_TIMEOUT, check))).ignored
+            await send(ids)
         except CallError as error:
-            given_up = self._manager.settle_failed(error, _now(), random.random())
-            if given_up:
-                log.warning("queue %s: the outcomes of %d items could not be sent (%s)", name, len(given_up), error.code)
-            return
-        for each in self._manager.settled(ignored, _now()):
-            log.warning("queue %s: the outcome of item %s was refused: %s", name, each.id, each.reason)
+            if error.code not in _AWAY or error.request_id is None:
+                return error
+            self._away |= partitions
+            return error if len(partitions) == 1 else await self._in_parts(ids, send)
+        self._away -= partitions
+        return None
 
 
 def open_consumer(

@@ -38,6 +38,7 @@ class Consumer:
 
     About `prefetch` items wait while others are handled. Leases last for `lease_timeout`, and are extended, many in one call, once a third
     of that has passed, for as long as their items are held. Outcomes are reported many in one call: they wait for others for `linger`.
+    A partition that is away holds up no leases and outcomes of others.
     While the server is unreachable or busy, calls are repeated with growing, jittered pauses. An error that no repetition can fix
     (`unauthenticated`, `forbidden`, `queue_not_found`, …) stops the consumer and is raised.
     """
