@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluiceway.client import CallError, Item, Produced, SluicewayError, producer_common
-from sluiceway.client.batching import ITEM_COST, Batch, Batching, BatchLimits
+from sluiceway.client.batching import ITEM_COST, MAX_FAILED, Batch, Batching, BatchLimits
 
 LIMITS = BatchLimits(linger=10, max_batch=3, max_bytes=100, max_in_flight=1, max_buffered=10_000)
 
@@ -146,6 +147,51 @@ def test_a_failure_is_told_once_unless_everybody_has_asked() -> None:
     machine.ended(batch)
     batch.asked.add(0)
     assert machine.unheard() is None
+
+
+def failed(machine: Batching[None], asks: bool) -> weakref.ref[Exception]:
+    """Let a batch of one item fail. Returns a reference to its error that keeps nothing."""
+    batch, _ = machine.add(item(1), 1, 0)
+    assert machine.take(0) is batch
+    if asks:
+        batch.asked.add(0)
+    batch.error = CallError("unavailable", "nobody is there")
+    machine.ended(batch)
+    return weakref.ref(batch.error)
+
+
+def test_failures_that_were_asked_for_are_not_kept() -> None:
+    """A program that never flushes kept each of its failed calls, with their items."""
+    machine = batching()
+    references = [failed(machine, asks=True) for _ in range(100)]
+    assert sum(each() is not None for each in references) == 1
+    assert machine.unheard() is None
+
+
+def test_of_failures_that_nobody_asks_for_the_first_ones_are_kept() -> None:
+    machine = batching()
+    references = [failed(machine, asks=False) for _ in range(100)]
+    assert [each() is not None for each in references] == [True] * (MAX_FAILED - 1) + [False] * (100 - MAX_FAILED) + [True]
+    assert machine.unheard() is references[0]()
+
+
+def test_an_error_does_not_grow_with_those_who_ask_for_it() -> None:
+    """All items of a batch raise it: the traceback of the last one had the frames of all others."""
+    machine = batching(max_batch=1_000)
+    for number in range(100):
+        batch, _ = machine.add(item(number), 1, 0)
+    machine.take(0)
+    try:
+        raise CallError("unavailable", "nobody is there")
+    except CallError as error:
+        batch.error = error
+    machine.ended(batch)
+    depths = []
+    for at in range(100):
+        with pytest.raises(CallError) as raised:
+            batch.id_of(at)
+        depths.append(len(raised.traceback))
+    assert len({*depths}) == 1
 
 
 def test_the_last_item_that_is_refused_ends_the_batch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 from sluiceway.client.answers import Produced
@@ -13,6 +14,8 @@ from sluiceway.kernel.clock import Millis
 F = TypeVar("F")
 ITEM_COST = 200
 """Approximate memory of a waiting item in bytes, without its payload. It bounds a buffer of tiny items, too."""
+MAX_FAILED = 16
+"""Failed batches that are kept for `unheard`: the error of each holds its call, and many programs never flush."""
 
 
 class BatchLimits(NamedTuple):
@@ -32,7 +35,7 @@ class BatchLimits(NamedTuple):
 class Batch(Generic[F]):
     """The items of one call. `done`: the caller's object that is completed when the batch ends."""
 
-    __slots__ = ("asked", "bytes", "count", "done", "error", "items", "linger_deadline", "produced", "refused")
+    __slots__ = ("asked", "bytes", "count", "done", "error", "items", "linger_deadline", "produced", "refused", "trace")
 
     def __init__(self, done: F, linger_deadline: Millis) -> None:
         self.done = done
@@ -43,6 +46,8 @@ class Batch(Generic[F]):
         self.refused: dict[int, Exception] = {}
         self.produced: Produced | None = None
         self.error: Exception | None = None
+        self.trace: TracebackType | None = None
+        """Where the error was raised when the batch ended."""
         self.asked: set[int] = set()
         """Indexes of the items whose results the caller has asked for."""
 
@@ -62,7 +67,8 @@ class Batch(Generic[F]):
         """The id of the item that was added as number `at`. Raises the error that it failed with."""
         error = self.refused.get(at, self.error)
         if error is not None:
-            raise error
+            # All items of the batch raise it: it must not gather the frames, and with them the memory, of everyone who has asked.
+            raise error.with_traceback(self.trace if error is self.error else None)
         assert self.produced is not None, "the batch has not ended"
         at -= sum(1 for refused in self.refused if refused < at)
         return self.produced.id_at(at)
@@ -145,8 +151,12 @@ class Batching(Generic[F]):
         self._in_flight.remove(batch)
         self._buffered -= batch.bytes + ITEM_COST * batch.count
         batch.items = []
+        if batch.error is not None:
+            batch.trace = batch.error.__traceback__
         if batch.error is not None or batch.refused:
-            self._failed.append(batch)
+            # The first ones stay: `flush` raises the first failure.
+            kept = [each for each in self._failed if each.unheard() is not None]
+            self._failed = [*kept[: MAX_FAILED - 1], batch]
 
     def unheard(self) -> Exception | None:
         """An error that the caller has not seen, from the batches that ended since the last call of this method; None: there is none."""
