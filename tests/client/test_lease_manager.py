@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluiceway.client import CallError, DeadItem, Ignored, Retry, RetryItem, SluicewayError, consumer_common
-from sluiceway.client.lease_manager import HANG_UP_TIME, QUIET_TIME, Abandon, Ask, Extend, HangUp, LeaseManager, Lost, Settle
+from sluiceway.client.lease_manager import (
+    DONE,
+    HANG_UP_TIME,
+    QUIET_TIME,
+    RELEASED,
+    Abandon,
+    Ask,
+    Extend,
+    HangUp,
+    LeaseManager,
+    Lost,
+    Settle,
+)
 from sluiceway.kernel.errors import KINDS
 from tests.client.lease_manager_world import AWAY, LEASE_TIMEOUT, World
 
@@ -240,6 +252,23 @@ def test_a_stop_has_patience_with_a_server_that_is_away_but_not_for_ever() -> No
         it.answer_extend()
         it.tick(10)
     assert 2_000 <= it.now - began < 6_000
+
+
+def test_a_server_that_was_away_before_the_stop_has_all_of_that_time() -> None:
+    """Outcomes were dropped with the next failure, a moment after the stop."""
+    it = filled()
+    it.begin()
+    it.finish()
+    for until, done in ((10_000, False), (11_900, False), (20_000, True)):
+        while it.now < until:
+            it.pump()
+            it.answer_settle(done)
+            it.answer_extend()
+            it.answer_ask(0)
+            it.tick(10)
+        it.keeper.stop()
+    assert it.keeper.ended
+    assert it.outcome == dict.fromkeys(it.received, RELEASED) | {it.received[0]: DONE}
 
 
 @pytest.mark.parametrize("code", sorted(KINDS))

@@ -185,6 +185,7 @@ class LeaseManager:
     lost: set[str] = field(default_factory=set)
     """The items being handled that are no longer this consumer's: their leases ran out, or they were abandoned."""
     _abandon_at: Millis | None = None
+    _stopped_at: Millis | None = None
     _leases: dict[str, _Lease] = field(default_factory=dict)
     _lease_of: dict[str, str] = field(default_factory=dict)
     _items: dict[str, LeasedItem] = field(default_factory=dict)
@@ -224,6 +225,8 @@ class LeaseManager:
     def decide(self, now: Millis) -> list[Effect]:
         """Return the effects to carry out now. The result of every call has to be reported back."""
         effects: list[Effect] = []
+        if self.stopping and self._stopped_at is None:
+            self._stopped_at = now
         self._run_out(now)
         if self._running and self._abandon_at is not None and self._abandon_at <= now:
             effects.append(Abandon(self._abandon()))
@@ -398,7 +401,9 @@ class LeaseManager:
         sent = self._sent
         assert sent is not None
         ids = sent.ids
-        too_late = self.stopping and now - self._settling.failing_since >= self.patience
+        # A server that was away before the stop may be back just after it.
+        since = max(self._settling.failing_since, now if self._stopped_at is None else self._stopped_at)
+        too_late = self.stopping and now - since >= self.patience
         if too_late or is_final(error):
             self._forget_sent()
             given_up = [*ids, *self._outcomes]

@@ -162,7 +162,9 @@ class TableLoop:
             retry = replace(put_back("", outcome, self._error_messages), handler_time=f"{handler_time}ms")
             wanted = [replace(retry, id=item_id) for item_id in leased.ids().to_pylist()]
             for at in range(0, len(wanted), MAX_ITEMS_JSON):
-                await self._repeat(item_calls.retry(name, wanted[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT, Check()))
+                if not await self._repeat(item_calls.retry(name, wanted[at : at + MAX_ITEMS_JSON], SETTLE_TIMEOUT, Check())):
+                    # The others would wait as long for a server that is away. They run out with their leases.
+                    return
             return
         for call in outcome:
             if not await self._repeat(call):
@@ -172,14 +174,17 @@ class TableLoop:
 
     async def _repeat(self, call: Call[Any]) -> bool:
         """Make the call until it succeeds. Returns False if it did not in time. Raises an error that no repetition can fix."""
-        failures = 0
+        failures, failing_since = 0, None
         while True:
             try:
                 answer = await self._attempt(call)
             except CallError as error:
                 if is_final(error):
                     raise
-                if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
+                now = time.monotonic()
+                failing_since = now if failing_since is None else failing_since
+                # A handler may have finished long after the stop: its outcome has as much time as others.
+                if self._give_up_at is not None and now >= max(self._give_up_at, failing_since + self._patience / 1000):
                     log.warning("queue %s: outcomes could not be sent (%s)", self._queue_name, error.code)
                     return False
                 await asyncio.sleep((error.retry_after or 0) / 1000 + backoff(failures, random.random()))
