@@ -100,6 +100,7 @@ class DirectoryWriter:
     def __init__(self, packs: Path, manifest: Path, backup_id: str) -> None:
         self.backup_id = backup_id
         self._packs, self._manifest = packs, manifest
+        self._part = manifest.with_name(f".{manifest.name}.part")
         self._files: list[Path] = []
         self._file: BinaryIO | None = None
         self._at = 0
@@ -118,15 +119,14 @@ class DirectoryWriter:
     def finish(self, manifest: Manifest) -> None:
         self._close()
         sync_directory(self._packs)
-        part = self._manifest.with_name(f".{self._manifest.name}.part")
-        part.unlink(missing_ok=True)
-        with _create(part) as file:
+        self._part.unlink(missing_ok=True)
+        with _create(self._part) as file:
             file.write(seal(manifest))
             file.flush()
             os.fsync(file.fileno())
-        part.replace(self._manifest)
+        self._part.replace(self._manifest)
         self._is_finished = True
-        for folder in (part.parent, self._packs.parent, self._packs.parent.absolute().parent):
+        for folder in (self._part.parent, self._packs.parent, self._packs.parent.absolute().parent):
             sync_directory(folder)
 
     def _close(self) -> None:
@@ -141,9 +141,11 @@ class DirectoryWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._file is not None:
-            self._file.close()
+            # On a full disk it tries once more to write what it holds, and fails.
+            with contextlib.suppress(OSError):
+                self._file.close()
         if not self._is_finished:
-            for path in self._files:
+            for path in (*self._files, self._part):
                 path.unlink(missing_ok=True)
 
 
