@@ -225,6 +225,28 @@ async def test_files_that_change_are_read(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @driven
+async def test_what_the_meta_store_kept_from_being_applied_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate that was renewed while the meta store was away was not loaded until the next change: the old one expired."""
+    async with rig(tmp_path) as on:
+        real, tries = on.service.reconfigure, 0
+
+        async def reconfigure(*given: Any) -> list[str]:
+            nonlocal tries
+            tries += 1
+            if tries < 3:
+                raise SluicewayError("unavailable", "the meta store cannot be read")
+            return await real(*given)
+
+        monkeypatch.setattr(on.service, "reconfigure", reconfigure)
+        monkeypatch.setattr(reload_module, "AGAIN", 3)
+        on.file.write_text("[limits]\nrequests_per_second = 1\n")
+        watching = asyncio.create_task(on.reloader.watch(watch_interval=5))
+        await eventually(lambda: len(on.applied) == 1)
+        assert (tries, on.reloader.last_error) == (3, None)
+        watching.cancel()
+
+
+@driven
 async def test_what_changed_while_the_server_started_is_read(tmp_path: Path) -> None:
     async with rig(tmp_path) as on:
         on.file.write_text("[limits]\nrequests_per_second = 1\n")

@@ -22,6 +22,8 @@ log = logging.getLogger("sluiceway.server")
 
 WATCH_INTERVAL: Millis = 1_000
 """Interval between two looks at the files. A changed file is read once two looks agree, when it is no longer being written."""
+AGAIN = 30
+"""Looks after which files that could not be applied, although nothing is wrong with them, are read again."""
 
 ON_SIGNAL = Actor("SIGHUP")
 ON_CHANGE = Actor("file watch")
@@ -106,25 +108,33 @@ class Reloader:
                 log.warning("keeping the current certificate: %s", error.detail)
         return changed
 
-    async def reload_or_log(self, by: Actor) -> None:
-        """Reload, for callers without an answer: errors are in `last_error` and in the log."""
+    async def reload_or_log(self, by: Actor) -> bool:
+        """Reload, for callers without an answer: errors are in `last_error` and in the log. Returns whether to try the same files again."""
         try:
             await self.reload(by)
-        except SluicewayError:
-            return
+        except SluicewayError as error:
+            return error.retryable
         except Exception:
             log.exception("the configuration was not reloaded (%s)", by.name)
+        return False
 
     async def watch(self, watch_interval: Millis = WATCH_INTERVAL) -> None:
-        """Reload whenever the content of the files changes, until cancelled. Failed content is not tried again unchanged."""
+        """Reload whenever the content of the files changes, until cancelled.
+
+        Content that is wrong is not tried again unchanged. What the meta store kept from being applied is: a renewed certificate may be the
+        last change before the present one expires.
+        """
         # No state is known at first: the files may have changed while the server started.
         stillness = Stillness(None)
         content: list[bytes | None] = []
+        again_in = 0
         while True:
             await asyncio.sleep(watch_interval / 1_000)
+            is_due, again_in = again_in == 1, max(0, again_in - 1)
             if stillness.look(_looks(self._files)) and (now := _content(self._files)) != content:
-                content = now
-                await self.reload_or_log(ON_CHANGE)
+                content, is_due = now, True
+            if is_due:
+                again_in = AGAIN if await self.reload_or_log(ON_CHANGE) else 0
 
 
 def _looks(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sluiceway.core.queue.token_bucket import Rates
 from sluiceway.instance.api_keys import ApiKeys
@@ -96,7 +96,7 @@ class Assembly:
                 dashboard=True,
             ),
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def _apply(self, configuration: Configuration) -> None:
         logs.configure(configuration.log.format, configuration.log.level)
