@@ -338,8 +338,11 @@ def test_the_times_in_the_documentation_are_those_of_a_cluster() -> None:
     text = (Path(__file__).parents[2] / "docs" / "guides" / "cluster.md").read_text()
     takeover = PARAMETERS.member_timeout + PARAMETERS.round_interval + PARAMETERS.settle_timeout
     round_ = PARAMETERS.round_interval + PARAMETERS.settle_timeout
-    assert f"shows every {PARAMETERS.beat_interval} ms that it lives. If it cannot for {PARAMETERS.lease_timeout // 1000} s," in text
-    assert f"do not hear of it for {PARAMETERS.member_timeout // 1000} s, they give it up; then a round takes {round_ / 1000} s" in text
+    assert f"a heartbeat every {PARAMETERS.beat_interval} ms. If it cannot for {PARAMETERS.lease_timeout // 1000} s," in text
+    assert (
+        f"no heartbeat for {PARAMETERS.member_timeout // 1000} s, they reassign its partitions in a round, which takes {round_ / 1000} s"
+        in text
+    )
     assert text.count(f"about {takeover / 1000} s") == 2
     assert text.count(f" {PARAMETERS.lease_timeout // 1000} s") == 4
 
