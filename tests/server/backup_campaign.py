@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,12 +38,13 @@ def target_of(kind: str, folder: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """Play the seeds, and print a line for each."""
+    """Play the seeds, and print a line for each, and one for all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", type=int)
     parser.add_argument("--target", choices=["directory", "s3"], help="of the backups; by default, in turns")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     given = parser.parse_args()
+    kills = Counter[str]()
     for seed in range(given.first, given.first + given.seeds):
         kind = given.target or ("directory", "s3")[seed // 2 % 2]
         with tempfile.TemporaryDirectory() as name, target_of(kind, Path(name)) as target:
@@ -57,6 +59,9 @@ def main() -> None:
                 f"end: {dict(killed)} of {KILLS} in {time.monotonic() - began:.0f} s",
                 flush=True,
             )
+            kills.update(killed)
+    of = ", ".join(f"{number} of {kind}" for kind, number in sorted(kills.items()))
+    print(f"ok: {given.seeds * BACKUPS} backups restored and compared; {kills.total()} kills before the end of what was killed ({of})")
 
 
 if __name__ == "__main__":
