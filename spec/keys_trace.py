@@ -24,8 +24,11 @@ class Item(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a partition has stored: its items, those of them that are leased, and those on their way from it to other partitions of the
-    queue; the slots of which it takes nothing, and those of which it leases nothing; the latest cursors by which it gave and took slots."""
+    """What a partition has stored.
+
+    `moving`: items on their way to other partitions of the queue. `closed`: slots whose items it refuses. `held`: slots whose items it does
+    not lease yet. `given`, `taken`: the cursors of the latest requests to give and to take slots.
+    """
 
     items: frozenset[Item] = frozenset()
     leased: frozenset[Item] = frozenset()
@@ -90,7 +93,7 @@ class KeysTraceCheck:
             elif was == MOVING != home:
                 self._check_new_home(record, slot, home)
             elif was != home:
-                raise Broken(f"slot {slot} goes from {was} to {home}, and nobody has given it")
+                raise Broken(f"slot {slot} changes its home from {was} to {home} without a move")
             if home != MOVING:
                 self._homes[slot].add(home)
 
@@ -122,13 +125,13 @@ class KeysTraceCheck:
         if after.given < before.given or after.taken < before.taken:
             raise Broken("the partition follows an outdated request")
         if after.given > before.given and after.given <= before.taken:
-            raise Broken("it gives slots by a cursor from before it took them")
+            raise Broken("the partition gives slots at a cursor older than the one it took them at")
         if after.taken > before.taken and after.taken < before.given:
-            raise Broken("it takes slots by a cursor from before it gave them")
+            raise Broken("the partition takes slots at a cursor older than the one it gave them at")
         if after.closed - before.closed and after.given == before.given:
-            raise Broken("it closes slots, and nobody has asked for them")
+            raise Broken("the partition closes slots without a request to give them")
         if (before.closed - after.closed or after.held - before.held) and after.taken == before.taken:
-            raise Broken("it opens slots, or holds them back, and nobody has given them")
+            raise Broken("the partition opens or holds slots without a request to take them")
 
     def _check_new(self, at: int, item: Item, before: Contents, after: Contents) -> None:
         """An item is stored that the partition had not: it is produced, or moved here."""

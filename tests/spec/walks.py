@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from spec.checker import Broken, Checker
 
+H = TypeVar("H")
 Steps = Callable[[Any], Iterable[tuple[str, Callable[[], Any]]]]
 
 
@@ -47,6 +48,18 @@ def counterexample(steps: Steps, unchecked: Steps, first: Any) -> list[Taken]:
             if what == trace[-1] and _is_broken(step):
                 return [*path, Taken(what, state, free())]
     raise AssertionError("the way is not found again")
+
+
+def assert_rejected(name: str, mutate: Callable[[H], Iterable[H]], histories: Sequence[H], rejected: Callable[[H], bool]) -> None:
+    """Check that all mutated histories are rejected, at most two of each history. At least four must have been tried."""
+    random, tried, accepted = Random(name), 0, 0
+    for history in histories:
+        mutated = list(mutate(history))
+        for changed in random.sample(mutated, min(2, len(mutated))):
+            tried += 1
+            accepted += not rejected(changed)
+    assert tried >= 4
+    assert not accepted, f"{accepted} of {tried}"
 
 
 def _after(steps: Steps, state: Any, what: str) -> Iterator[Any]:
