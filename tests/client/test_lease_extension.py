@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from datetime import UTC, datetime
 from random import Random
@@ -14,7 +15,7 @@ import pytest
 from simulation.loop import Loop
 from sluiceway.client import CallError
 from sluiceway.client._async.table_loop import TableLoop
-from sluiceway.client.answers import Completed, Extended, Lease
+from sluiceway.client.answers import Completed, Extended, Ignored, Lease
 from sluiceway.client.arrow import LeasedTable
 from sluiceway.client.lease_extender import LeaseExtender
 from sluiceway.client.protocol import Call
@@ -35,7 +36,7 @@ class Pauses(threading.Event):
 class Away:
     """A client whose first calls fail."""
 
-    def __init__(self, *errors: CallError) -> None:
+    def __init__(self, *errors: Exception) -> None:
         self._errors = [*errors]
 
     def extend(self, *_: object, **options: object) -> Extended:
@@ -61,6 +62,16 @@ def test_leases_that_could_not_be_extended_are_tried_again_at_once(errors: list[
     assert extender._thread is not None
     extender._thread.join()
     assert ended.asked == pauses
+
+
+def test_an_error_that_nobody_expects_does_not_end_the_extension() -> None:
+    """All leases that are held would run out one after the other, and nothing would say so."""
+    extender = LeaseExtender(Away(RuntimeError("planted")), "q", "1m")  # type: ignore[arg-type]
+    extender._closed = ended = Pauses(3)
+    extender.add(["aaaaaaaa.0.L1"])
+    assert extender._thread is not None
+    extender._thread.join()
+    assert ended.asked == [20.0, 1.0, 20.0, 20.0]
 
 
 class Outage:
@@ -100,3 +111,45 @@ def test_a_handler_of_tables_keeps_its_leases_through_an_outage() -> None:
     loop.run_until_complete(tables.run(handle, 10, 1))
     loop.close()
     assert server.deadline > 100_000
+
+
+class Taken:
+    """A server in virtual time, whose first lease of two is gone after 30 s."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.extended: list[list[str]] = []
+        self._is_leased = False
+
+    async def attempt(self, call: Call[Any]) -> Any:
+        if call.path == "/v1/queue.extend":
+            named = json.loads(call.body)["lease_ids"]
+            self.extended.append(named)
+            gone = [each for each in named if self._loop.now > 30_000 and each.endswith("L1")]
+            return Extended(ignored=[Ignored(id=each, reason="expired") for each in gone])
+        if call.path == "/v1/queue.complete":
+            return Completed(completed=1)
+        if self._is_leased:
+            raise CallError("queue_not_found", "two leases are enough")
+        self._is_leased = True
+        leases = [
+            Lease(lease_id=f"aaaaaaaa.0.L{number}", partition=0, count=1, lease_deadline=datetime(2026, 1, 1, tzinfo=UTC))
+            for number in (1, 2)
+        ]
+        return LeasedTable("q", "aaaaaaaa", 0, leases, pa.table({"payload": [b"x", b"y"]}))
+
+
+def test_a_lease_that_is_lost_while_its_table_is_handled_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(Random(0))
+    server = Taken(loop)
+    tables = TableLoop(server.attempt, "q", "me", 60_000, 10_000, True, False, False)
+
+    async def handle(leased: LeasedTable) -> None:
+        await asyncio.sleep(90)
+        tables.stop(None)
+
+    loop.run_until_complete(tables.run(handle, 10, 1))
+    loop.close()
+    both, other = ["aaaaaaaa.0.L1", "aaaaaaaa.0.L2"], ["aaaaaaaa.0.L2"]
+    assert server.extended == [both, both, other, other]
+    assert caplog.text.count("1 leases ended (expired) while their items were handled") == 1

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from random import Random
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
+from simulation.loop import Loop
 from sluiceway.cluster import meta_watch, queue_changes
+from sluiceway.cluster.meta_watch import MetaWatch
+from sluiceway.cluster.ownership import item_of
 from sluiceway.cluster.queue_changes import CLOSING, DROPPING
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.peers import Ask, Close, Learn, PeerRequest
-from sluiceway.model.requests import DONE, Disposition, Produce, QueuePatch, Redrive, Selection, Settle
+from sluiceway.model.queue import PartitionRecord
+from sluiceway.model.requests import DONE, Clear, Disposition, Produce, QueuePatch, Redrive, Selection, Settle
 from tests.cluster.cluster_rig import Gate, cluster, counts, put, shares
-from tests.instance.instance_rig import eventually, lease, payloads, produce, settle, spec
+from tests.instance.instance_rig import PATIENCE, eventually, lease, payloads, produce, rows, settle, spec
 
 
 def closing(_: str, request: PeerRequest) -> bool:
@@ -359,5 +367,67 @@ def test_ids_of_a_deleted_queue_mean_nothing_in_a_new_one_of_its_name(tmp_path: 
                 await a._router.settle(old, late)
             assert raised.value.code == "queue_not_found"
             assert counts(await a.count("q")) == {0: (0, 1)}
+
+    asyncio.run(run())
+
+
+def test_a_queue_is_cleared_with_a_partition_of_which_the_instance_has_not_heard(tmp_path: Path) -> None:
+    """A rebalance has added it: its items were left."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, both):
+            for name in ("q", "more", "most"):
+                await both[0].create_queue(spec(name, 1))
+            # The one with less gets the new partition.
+            behind, other = sorted(both, key=lambda each: -sum(len(shares(each, name)) for name in ("q", "more", "most")))
+            gate = made.metas[made.name(behind)].on_read = Gate(only=lambda keys: QUEUE in keys)
+            before = other.queue("q")
+            writes = other.ownership.placing([item_of(before.incarnation, 1)])
+            await other._catalog.put(replace(before, partitions=(*before.partitions, PartitionRecord(1))), {}, writes)
+            await eventually(lambda: 1 in shares(other, "q"))
+            await put(other, "q", 1, "x")
+            clearing = asyncio.create_task(behind._router.clear(before, Clear(10_000)))
+            gate.open()
+            assert (await clearing).ready == 1
+
+    asyncio.run(run())
+
+
+def test_an_error_that_nobody_expects_does_not_make_an_instance_deaf() -> None:
+    class Catalog:
+        looks = 0
+
+        async def follow(self) -> None:
+            self.looks += 1
+            if self.looks == 1:
+                raise ZeroDivisionError("planted")
+
+    loop, catalog = Loop(Random(0)), Catalog()
+    watch = MetaWatch(cast(Any, None), cast(Any, catalog), cast(Any, None), None)
+    looking = loop.create_task(watch.look_again())
+    loop.run_until_complete(asyncio.sleep(2.5 * meta_watch.LOOK_AGAIN / 1000))
+    looking.cancel()
+    loop.run_until_complete(asyncio.gather(looking, return_exceptions=True))
+    loop.close()
+    assert catalog.looks == 2
+
+
+def test_a_produce_is_refused_at_once_if_all_disks_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was tried again until its time was over, and then `unavailable` hid the reason."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (_, both):
+            await both[0].create_queue(spec("q", 4))
+            for each in both:
+                monkeypatch.setattr(each.room, "is_low", lambda name: True)
+                each._note_room()
+            with pytest.raises(SluicewayError) as refused:
+                async with asyncio.timeout(PATIENCE):
+                    await both[0].produce("q", Produce(rows("x"), 24 * 3_600_000))
+            assert refused.value.code == "storage_full"
+            # Where one has room, that one takes it.
+            monkeypatch.setattr(both[1].room, "is_low", lambda name: False)
+            both[1]._note_room()
+            assert (await both[0].produce("q", Produce(rows("x"), 10_000))).partition in shares(both[1], "q")
 
     asyncio.run(run())

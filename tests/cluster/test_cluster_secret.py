@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from random import Random
 
+import pytest
+
+from simulation.loop import Loop
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.cluster.cluster_secret import CLUSTER_SECRET, secret_of
+from sluiceway.cluster.compatibility_level import begin_level
 from sluiceway.model.meta import Stamp
 from sluiceway.ports.meta_store import MetaUnknownError
 
@@ -56,3 +61,31 @@ def test_another_cluster_has_another_secret() -> None:
 
     one, other = asyncio.run(ask())
     assert one != other
+
+
+class Unwilling(MemoryMetaStore):
+    """No commit is ever done."""
+
+    tries = 0
+
+    async def commit(
+        self,
+        checks: Mapping[str, Stamp | None] | None = None,
+        unchanged: Mapping[str, Stamp] | None = None,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+        *,
+        hint: bool = True,
+    ) -> Stamp:
+        self.tries += 1
+        raise MetaUnknownError("read-only")
+
+
+@pytest.mark.parametrize("begin", [secret_of, begin_level])
+def test_a_meta_store_that_takes_no_commit_is_not_asked_without_a_pause(begin: Callable[[Unwilling], Awaitable[object]]) -> None:
+    loop, meta = Loop(Random(0)), Unwilling()
+    asked = loop.create_task(begin(meta))
+    loop.run_until_complete(asyncio.sleep(10))
+    loop.run_until_complete(asyncio.gather(asked, return_exceptions=True) if asked.cancel() else asyncio.sleep(0))
+    loop.close()
+    assert 10 <= meta.tries <= 101

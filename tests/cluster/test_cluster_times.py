@@ -146,6 +146,27 @@ def test_a_reload_changes_what_has_changed(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_reload_tells_what_is_in_force_if_the_times_could_not_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a") as (made, (a,)):
+            old = Configuration(backends=made.backends)
+            changed = {"default": msgspec.structs.replace(made.backends["default"], partition_affinity=0.5)}
+            new = msgspec.structs.replace(old, backends=changed, cluster=ClusterSettings(lease_timeout=90_000, member_timeout=120_000))
+
+            async def fails(*_: object) -> None:
+                raise SluicewayError("unavailable", "the meta store cannot be reached")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(a.instances, "redefine", fails)
+                with pytest.raises(SluicewayError, match=r"reload again .*; changes of backends are in force"):
+                    await a.reconfigure(old, new)
+            assert [each.partition_affinity for each in a.backends()] == [0.5]
+            await a.reconfigure(old, new)
+            assert (await recorded(made)).parameters == with_times(STEADY, LONGER)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("times", "field"),
     [

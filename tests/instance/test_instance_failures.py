@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sluiceway.cluster import transfer_sender
+from sluiceway.core.queue.tickets import Commit
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.backend import Backend
 from sluiceway.model.outcomes import Outcome
@@ -206,6 +207,39 @@ async def test_a_store_that_raises_in_a_read_is_answered_for(tmp_path: Path) -> 
         assert await end(asyncio.ensure_future(lease(service, "q"))) == "internal"
         store.on_read = down
         assert await end(asyncio.ensure_future(lease(service, "q"))) == ""
+
+
+@driven
+async def test_items_that_were_leased_and_could_not_be_read_are_served_again_at_once(tmp_path: Path) -> None:
+    """The answer says that nothing was done. The items were leased all the same, and waited for their lease to run out."""
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", "a")
+    async with serving(tmp_path) as (service, store):
+        store.on_read = down
+        assert await end(asyncio.ensure_future(lease(service, "q"))) == "unavailable"
+        store.on_read = fine
+        again = await lease(service, "q", timeout=10_000)
+        assert [(row["payload"], row["attempts"]) for row in in_columns(again.batches[0]).to_pylist()] == [(b"a", 1)]
+
+
+@driven
+async def test_a_commit_whose_rows_cannot_be_kept_in_memory_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its partition waited for the end of that commit for good, and so did backups, and a stop."""
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        fails = iter([MemoryError("planted")])
+        keep = service._drivers["q"]._delivery.keep
+
+        def keep_or_fail(effect: Commit) -> None:
+            for error in fails:
+                raise error
+            keep(effect)
+
+        monkeypatch.setattr(service._drivers["q"]._delivery, "keep", keep_or_fail)
+        async with asyncio.timeout(PATIENCE):
+            assert (await produce(service, "q", "a")).items == 1
+        assert payloads((await lease(service, "q")).batches) == ["a"]
 
 
 @driven

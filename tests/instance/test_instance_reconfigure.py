@@ -19,10 +19,11 @@ from sluiceway.local.backend import Backend
 from sluiceway.model.access import Actor
 from sluiceway.model.backends import BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend
 from sluiceway.model.configuration import SECTIONS, Configuration
+from sluiceway.model.meta import View
 from sluiceway.model.requests import Produced
 from sluiceway.model.settings import keys
 from sluiceway.ports.meta_store import MetaUnknownError
-from sluiceway.ports.partition_store import PartitionRef
+from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.instance.instance_rig import lease, payloads, produce, spec
 from tests.server.server_process import closed_port
@@ -274,6 +275,52 @@ async def test_a_change_that_was_recorded_without_an_answer_is_made(tmp_path: Pa
             assert await service.reconfigure(A, BOTH, by=BY) == ["backends.b"]
         assert set(await placed(service, "r")) == {"a", "b"}
         assert [entry.actor for entry in await service.audit.list(10, action="config.reload")] == [BY.name]
+
+
+@driven
+async def test_a_change_that_was_recorded_is_made_though_the_meta_store_cannot_be_read_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for not recorded, and this instance went on without a backend that the others place partitions on."""
+    async with serving(tmp_path) as service:
+        commit, read = service.meta.commit, service.meta.read
+        fails = 0
+
+        async def unheard(*args: Any, **writes: Any) -> int:
+            nonlocal fails
+            await commit(*args, **writes)
+            fails = 3
+            raise MetaUnknownError("cut off")
+
+        async def fails_at_first(*args: Any, **wanted: Any) -> View:
+            nonlocal fails
+            if fails:
+                fails -= 1
+                raise StoreUnavailableError("still cut off")
+            return await read(*args, **wanted)
+
+        monkeypatch.setattr("sluiceway.instance.backend_changes.LOOK", 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(service.meta, "commit", unheard)
+            patch.setattr(service.meta, "read", fails_at_first)
+            assert await service.reconfigure(A, BOTH) == ["backends.b"]
+        assert fails == 0
+        assert set(await placed(service, "r")) == {"a", "b"}
+
+
+@driven
+async def test_a_meta_store_that_is_away_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as service:
+
+        async def away(*_: object, **__: object) -> int:
+            raise StoreUnavailableError("cut off")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.meta, "commit", away)
+            with pytest.raises(SluicewayError, match="the meta store cannot be reached: cut off") as refused:
+                await service.reconfigure(A, BOTH)
+        assert refused.value.code == "unavailable"
+        assert await service.reconfigure(A, BOTH) == ["backends.b"]
 
 
 @driven

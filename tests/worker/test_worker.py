@@ -118,7 +118,7 @@ def test_a_second_signal_does_not_wait_for_handlers(start: Callable[..., Worker]
 def test_a_process_that_dies_is_started_again(start: Callable[..., Worker], served: testing.TestServer) -> None:
     served.client.produce("q", ["die"])
     worker = start("dies", "--processes", "2", "--lease-timeout", "1h")
-    eventually(lambda: "ended: exit code 7" in worker.log)
+    eventually(lambda: "ended with exit code 7" in worker.log)
     served.clock.advance("2h")
     produce(served, 20)
     eventually(lambda: totals(served, "total")[0] == 0)

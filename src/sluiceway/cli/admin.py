@@ -247,14 +247,15 @@ def tail(session: Session, count: int, follow: bool, **filters: Any) -> None:
 
 def _follow_audit(session: Session, newest: Sequence[AuditEntry], older: Iterator[AuditEntry], filters: dict[str, Any]) -> NoReturn:
     """Print new entries. Another instance's entry may arrive late, with an id that sorts before known ones."""
-    last = newest[0].at if newest else datetime.now(UTC)
+    last = newest[0].at if newest else None
     # Older entries that were not shown are not new.
-    known = {entry.id for entry in (*newest, *takewhile(lambda entry: entry.at >= last - AUDIT_OVERLAP, older))}
+    known = {entry.id for entry in (*newest, *takewhile(lambda entry: last is not None and entry.at >= last - AUDIT_OVERLAP, older))}
     while True:
         time.sleep(FOLLOW_PAUSE)
-        entries = list(_audited(session, **filters | {"since": last - AUDIT_OVERLAP}))
+        # By the server's clock alone: this machine's may be ahead of it.
+        entries = list(_audited(session, **filters | ({} if last is None else {"since": last - AUDIT_OVERLAP})))
         _print_audit(session, [entry for entry in entries if entry.id not in known])
-        last = max(last, *(entry.at for entry in entries)) if entries else last
+        last = max((entry.at for entry in entries), default=last)
         known = {entry.id for entry in entries}
 
 

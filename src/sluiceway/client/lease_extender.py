@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sluiceway.client.consumer_common import MIN_LEASE_TIMEOUT
+from sluiceway.client.lease_manager import refused
 from sluiceway.client.protocol import Duration, duration_text, millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_LEASE_TIMEOUT
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sluiceway.client")
 
-ENDED = ("completed", "retried", "released", "dead", "settled")
-"""Why a lease is ignored that its own client has ended."""
 _CALL_TIMEOUT = "10s"
 _AGAIN = 1.0
 """Seconds before leases that could not be extended are tried again: part of their time is gone already."""
@@ -77,10 +76,14 @@ class LeaseExtender:
             if not self._closed.is_set():
                 log.warning("queue %s: %d leases were not extended: %s. They are tried again", name, len(lease_ids), error)
             return not error.retryable
+        except Exception:
+            # This thread keeps all leases, and nobody would see it end.
+            log.exception("queue %s: %d leases were not extended. They are tried again", name, len(lease_ids))
+            return False
         with self._lock:
             gone = [each for each in answer.ignored if each.id in self._lease_ids]
         self.drop(each.id for each in gone)
-        for each in gone:
-            if each.reason not in ENDED and not self._closed.is_set():
+        for each in refused(gone):
+            if not self._closed.is_set():
                 log.warning("queue %s: lease %s has ended (%s): its items are served again", name, each.id, each.reason)
         return True

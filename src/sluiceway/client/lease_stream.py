@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from sluiceway.client.arrow import ROWS, LeasedTable
 from sluiceway.client.consumer_common import check_batch_size, put_back
-from sluiceway.client.lease_extender import ENDED, LeaseExtender
+from sluiceway.client.lease_extender import LeaseExtender
+from sluiceway.client.lease_manager import refused
 from sluiceway.client.protocol import Duration, millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
@@ -175,7 +176,7 @@ class LeaseStream:
 
     def _close_leases(self) -> None:
         for some in self._portions():
-            lost = [each for each in self._client.complete(self._queue_name, lease_ids=some).ignored if each.reason not in ENDED]
+            lost = refused(self._client.complete(self._queue_name, lease_ids=some).ignored)
             if lost:
                 log.warning("queue %s: %d leases had ended (%s): their items are served again", self._queue_name, len(lost), lost[0].reason)
 

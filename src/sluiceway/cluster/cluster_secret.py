@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Final
 
@@ -10,6 +11,8 @@ from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownErro
 
 CLUSTER_SECRET: Final = "cluster/secret"
 _PREFIX: Final = "slwc_"
+_AGAIN: Final = 0.1
+"""Seconds before the meta store is read again: it may read well, and fail at each commit."""
 
 
 async def secret_of(meta: MetaStore) -> str:
@@ -24,3 +27,5 @@ async def secret_of(meta: MetaStore) -> str:
         # The next read shows the outcome.
         with contextlib.suppress(ConflictError, MetaUnknownError):
             await meta.commit(checks={CLUSTER_SECRET: None}, puts={CLUSTER_SECRET: f"{_PREFIX}{new_secret()}".encode()})
+            continue
+        await asyncio.sleep(_AGAIN)

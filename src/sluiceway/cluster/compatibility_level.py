@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import msgspec
@@ -14,6 +15,9 @@ from sluiceway.kernel.compatibility import KNOWN, UNRECORDED
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import View
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
+
+_AGAIN = 0.1
+"""Seconds before the meta store is read again: it may read well, and fail at each commit."""
 
 
 async def begin_level(meta: MetaStore, new: int | None = None) -> int:
@@ -32,6 +36,8 @@ async def begin_level(meta: MetaStore, new: int | None = None) -> int:
         # The next read shows the outcome.
         with contextlib.suppress(ConflictError, MetaUnknownError):
             await meta.commit(checks, puts={KEYS.level: msgspec.json.encode(level)})
+            continue
+        await asyncio.sleep(_AGAIN)
 
 
 def level_in(view: View, new: int | None = None) -> Level:

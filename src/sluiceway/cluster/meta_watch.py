@@ -66,6 +66,9 @@ class MetaWatch:
             await self._catalog.follow()
         except SluicewayError as error:
             log.warning("changes of queues could not be read, will retry: %s", error)
+        except Exception:
+            # It must not end the watch, or this instance would hear of no change any more.
+            log.exception("changes of queues could not be followed, will retry")
 
     def look_soon(self, age: Millis) -> None:
         """Begin a look unless one has begun within `age` ms. Does not wait for it: the meta store may not answer."""

@@ -338,6 +338,7 @@ class Router:
     async def _produce_anywhere(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
         deadline = system.now() + request.request_timeout
         tried: list[Peer] = []
+        full: list[SluicewayError] = []
         problem: Exception = not_here(None)
         while True:
             own = share.queue.load()
@@ -354,14 +355,22 @@ class Router:
                 problem = error
                 if error.code == "not_here":
                     self.look()
+                elif error.code == "storage_full":
+                    full.append(error)
             except PeerRefusedError as error:
                 problem = error
             except PeerUnknownError as error:
                 raise SluicewayError("outcome_unknown", f"instance {peer.name if peer else ''} did not answer: {error}") from error
             if system.now() >= deadline:
+                if full:
+                    raise full[-1]
                 raise SluicewayError("unavailable", f"no partition took the request within request_timeout: {problem}")
             if peer is None:
+                if full and len(full) == len(tried):
+                    # All of them: a disk is not emptied while the client waits.
+                    raise full[-1]
                 tried.clear()
+                full.clear()
                 await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
             else:
                 tried.append(peer)
@@ -384,6 +393,8 @@ class Router:
         return await self._in_parts(record, request, MovedAway(ignored=[(name, "unknown") for name in request.foreign]))
 
     async def clear(self, record: QueueRecord, request: Clear) -> Cleared:
+        # Items may be in a partition that a rebalance has just added: an older record would leave them.
+        await self._following.fresh(request.request_timeout)
         numbers = tuple(sorted(self.share(record).numbers))
         return await self._in_parts(record, replace(request, partitions=numbers), Cleared())
 

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 DROP_PATIENCE: Millis = 20_000
 """Maximum wait of a change for a removed backend to be empty: a rebalance's data is removed a while after its partitions."""
+READ_PATIENCE: Millis = 5_000
+"""How long a change waits for the meta store to be read again after a commit without an answer."""
 LOOK: Millis = 250
 
 
@@ -83,6 +85,9 @@ class BackendChanges:
             if not await self._is_recorded(key):
                 await replacement.discard()
                 raise SluicewayError("outcome_unknown", f"nothing was applied: the meta store did not answer: {error}") from error
+        except StoreUnavailableError as error:
+            await replacement.discard()
+            raise SluicewayError("unavailable", f"the meta store cannot be reached: {error}") from error
         except BaseException:
             await replacement.discard()
             raise
@@ -90,10 +95,15 @@ class BackendChanges:
         return changed
 
     async def _is_recorded(self, key: str) -> bool:
-        try:
-            return key in (await self._meta.read([key])).entries
-        except StoreUnavailableError:
-            return False
+        """Whether the meta store has this audit entry. Patient, since a commit without an answer is often followed by reads that fail."""
+        until = system.steady() + READ_PATIENCE
+        while True:
+            try:
+                return key in (await self._meta.read([key])).entries
+            except StoreUnavailableError:
+                if system.steady() >= until:
+                    return False
+            await asyncio.sleep(LOOK / 1000)
 
     async def _dropping(self) -> list[PartitionRecord]:
         """List removed partitions whose data still exists."""

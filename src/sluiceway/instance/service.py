@@ -541,11 +541,18 @@ class Service:
         return self._backends.infos()
 
     async def reconfigure(self, old: Configuration, new: Configuration, also: Sequence[str] = (), by: Actor = SYSTEM) -> list[str]:
-        """Apply a new configuration's backends (see `BackendChanges.make`), cluster times and strategy. Returns the changed keys."""
+        """Apply a new configuration's backends (see `BackendChanges.make`), cluster times and strategy. Returns the changed keys.
+
+        Repeating it is safe, and makes up for cluster times and strategy that could not be changed: the error says so.
+        """
         changed = await self._backend_changes.make(old, new, also, by)
         times, strategy = new.cluster.changed_times(old.cluster), new.cluster.strategy
         if times or strategy != old.cluster.strategy:
-            await self.instances.redefine(times, strategy or None, by)
+            try:
+                await self.instances.redefine(times, strategy or None, by)
+            except SluicewayError as error:
+                rest = "reload again to change the cluster's times and strategy; changes of backends are in force"
+                raise SluicewayError(error.code, f"{error.detail}; {rest}", error.field) from error
         return changed
 
     # ---- queues -----------------------------------------------------------------------------------------------

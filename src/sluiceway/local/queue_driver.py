@@ -633,9 +633,9 @@ class QueueDriver:
 
     async def _commit(self, effect: Commit) -> None:
         ref, at_once = self._ref(effect.partition), False
-        self._delivery.keep(effect)
-        self._delivery.fetch(effect)
         try:
+            self._delivery.keep(effect)
+            self._delivery.fetch(effect)
             backend = self._backends[effect.partition]
             outcome = await backend.apply(ref, effect.changes, self._fence(effect.partition, effect.opening), self._write_timeout(backend))
             at_once = backend.at_once(ref)

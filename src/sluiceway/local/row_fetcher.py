@@ -181,11 +181,13 @@ class RowFetcher:
         return blobs
 
     async def deliver(self, future: asyncio.Future[Any], grants: Sequence[Grant], keyed: bool) -> None:
-        """Answer a lease with its items. Grants that cannot be read are left out, and run out, so that the others need not wait.
+        """Answer a lease with its items. Grants that cannot be read are left out, so that the others need not wait: they are given back
+        if their store does not answer, and run out otherwise. A client that repeats a `keyed` lease finds them.
 
         An error if none is left.
         """
         leases: list[LeaseInfo] = []
+        away: list[LeaseInfo] = []
         batches: list[Served] = []
         problem: SluicewayError | None = None
         for grant in grants:
@@ -195,13 +197,16 @@ class RowFetcher:
                 leases.append(grant.info)
             except SluicewayError as error:
                 problem = error
+                away.append(grant.info)
             except Exception:
                 log.exception("reading leased items failed")
                 problem = SluicewayError("internal", "internal error while reading the items; their lease will run out")
+        if not keyed:
+            # Nobody learns of these leases.
+            self._give_back([*away, *leases] if future.done() else away)
         if future.done():
-            if not keyed:
-                self._give_back(leases)
-        elif problem is not None and not leases:
+            return
+        if problem is not None and not leases:
             future.set_exception(problem)
         else:
             future.set_result(Leased(leases, batches))

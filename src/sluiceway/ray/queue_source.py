@@ -18,7 +18,8 @@ from ray.data.block import BlockMetadata
 
 from sluiceway.client import DEFAULT_URL
 from sluiceway.client.arrow import ROWS
-from sluiceway.client.lease_extender import ENDED, LeaseExtender
+from sluiceway.client.lease_extender import LeaseExtender
+from sluiceway.client.lease_manager import refused
 from sluiceway.client.protocol import Duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
@@ -144,8 +145,7 @@ class QueueSource(Datasource):  # type: ignore[misc]
             self._release_others(named)
         lost = 0
         for some in _portions(list(self._leases)):
-            ignored = self._client.complete(self.address.queue_name, lease_ids=some).ignored
-            lost += sum(1 for each in ignored if each.reason not in ENDED)
+            lost += len(refused(self._client.complete(self.address.queue_name, lease_ids=some).ignored))
             self._extender.drop(some)
             for lease_id in some:
                 del self._leases[lease_id]

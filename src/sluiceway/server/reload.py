@@ -74,7 +74,8 @@ class Reloader:
     async def reload(self, by: Actor) -> list[str]:
         """Read, check, compare and apply the configuration, with an audit entry. Returns the names of the changed keys.
 
-        Raises `invalid_request`, `restart_required`, `unavailable`, `outcome_unknown`; then nothing has changed, and `last_error` says why.
+        Raises `invalid_request`, `restart_required`, `unavailable`, `outcome_unknown`; then nothing has changed, unless the error says so,
+        and `last_error` says why.
         """
         async with self._reloading:
             try:

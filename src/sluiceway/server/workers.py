@@ -19,6 +19,7 @@ from sluiceway.adapters import system
 from sluiceway.instance.configuration import Loaded
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.exit_codes import how_it_ended
 from sluiceway.server.wiring import Door
 
 log = logging.getLogger("sluiceway.server")
@@ -158,7 +159,7 @@ class Supervisor:
                 log.info("worker %d (process %d) is ready; other workers reach it at %s", number, child.pid, said.url)
                 self._note_ready(number, child, ready)
                 await _watch(number, child)
-            end = _how_it_ended(await child.wait())
+            end = how_it_ended(await child.wait())
             del self._children[number]
             self._ready.discard(number)
             if self._stopping.is_set():
@@ -222,7 +223,3 @@ async def _watch(number: int, child: Process) -> None:
 def _send(child: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         child.send_signal(number)
-
-
-def _how_it_ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

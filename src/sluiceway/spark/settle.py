@@ -72,7 +72,8 @@ def settle(
     `retry`) and `reason` (text). The stream source's other columns may stay; any other column is an error. An outcome that is null or
     unknown, a `retry_after_ms` that is out of range or not with `retry`, and a `reason` of more than 2,048 bytes fail the write with
     `invalid_request`, which names the column and an item; types are checked before anything runs. Items without a row are done when the
-    batch is closed. Idempotent, so it is suitable for `foreachBatch`.
+    batch is closed. Idempotent, so it is suitable for `foreachBatch`; an item whose outcome may differ when the batch is repeated needs a
+    row each time, also if it is done.
 
     With `close`, for items taken with `spark.read`, the leases in the column `lease_id` are closed when all outcomes are staged, which puts
     these into effect. Raises, and closes nothing, unless every open item in them is named. `api_key`, `ca_file` and `direct` are the

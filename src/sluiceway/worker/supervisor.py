@@ -18,6 +18,7 @@ import msgspec
 from sluiceway.client.consumer_common import shutdown_millis
 from sluiceway.client.stop_signals import StopSignals
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.exit_codes import how_it_ended
 from sluiceway.worker.counts import Counts, total
 from sluiceway.worker.handlers import load_handler
 from sluiceway.worker.process import WorkerProcess
@@ -119,7 +120,8 @@ class Supervisor:
                 self._is_stopping.set()
                 return
             what = "starts again when the code changes" if self._options.reload else "starts again"
-            log.warning("process %d ended: %s. It %s", child.number, child.error.detail if child.error else _reason(code), what)
+            how = f"ended: {child.error.detail}" if child.error else how_it_ended(code)
+            log.warning("process %d %s. It %s", child.number, how, what)
         if child.may_start(self._options.reload):
             child.start()
 
@@ -262,7 +264,3 @@ class PythonFiles:
                     with contextlib.suppress(OSError):
                         found[str(path.relative_to(self._folder))] = path.stat().st_mtime_ns
         return found
-
-
-def _reason(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

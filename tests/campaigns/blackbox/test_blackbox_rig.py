@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.campaigns.blackbox import __main__ as campaign
+from tests.campaigns.blackbox import workloads
 from tests.campaigns.blackbox.faulty_system import FaultySystem, Mischief
 from tests.campaigns.blackbox.operation_log import Fault, Operation, RoundLog, name_of, payload_of, read_round
 from tests.campaigns.blackbox.planted_bugs import BUGS, SOURCE, PlantedBug
@@ -71,6 +76,35 @@ def test_queues_have_time_as_long_as_something_leaves_them() -> None:
     assert not patience.is_over(5, 1.0)
     assert not patience.is_over(6, EMPTY_WITHIN)
     assert patience.is_over(5, 1.0 + EMPTY_WITHIN)
+
+
+def test_the_counters_of_a_round_are_those_after_its_last_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At the turn of a minute a schedule fired after the last look, and the items that were completed then were missing in the books."""
+    completed = 80
+
+    class LateCrew:
+        def __init__(self, workers: object) -> None: ...
+
+        def start(self) -> None: ...
+
+        async def stop(self, patience: float) -> None:
+            nonlocal completed
+            completed += 4
+
+    class Empty:
+        async def counters(self) -> dict[str, dict[str, int]]:
+            return {workloads.TICKS: {"completed": completed, "total": 0, "transferring": 0, "unavailable": 0}}
+
+        async def is_rebalanced(self) -> bool:
+            return True
+
+    monkeypatch.setattr(workloads, "Crew", LateCrew)
+    monkeypatch.setattr(workloads, "QUEUES", ())
+    goal = cast(Any, SimpleNamespace(log=RoundLog(tmp_path / "round-001.jsonl")))
+    goal.log.round.began = time.time()
+    is_drained, counters = asyncio.run(workloads.drain(goal, cast(Any, Empty()), Waits(dict, lambda wait: None)))
+    assert is_drained
+    assert counters[workloads.TICKS]["completed"] == 84
 
 
 def test_a_payload_tells_its_name_and_no_damaged_one_does() -> None:

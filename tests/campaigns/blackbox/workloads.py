@@ -503,6 +503,9 @@ async def drain(goal: Goal, setup: Setup, waits: Waits) -> tuple[bool, dict[str,
             looks = looks + 1 if not left and ticks.are_all_there() and await setup.is_rebalanced() else 0
     finally:
         await crew.stop(CALL_TIMEOUT + MARGIN)
+    if looks == 2:
+        # A schedule may have fired since, and its items were completed.
+        counters = await setup.counters()
     return looks == 2, counters
 
 

@@ -17,7 +17,7 @@ from sluiceway.client.arrow import LeasedTable, read_leased
 from sluiceway.client.consumer_common import DeadItem, RetryItem, check_returned, logged_error, named_outcomes, put_back, tell_problem
 from sluiceway.client.errors import CallError
 from sluiceway.client.item_calls import Check, Verdict
-from sluiceway.client.lease_manager import is_final
+from sluiceway.client.lease_manager import is_final, refused
 from sluiceway.client.outcome_rows import outcome_bodies, outcome_ids, outcome_table
 from sluiceway.client.protocol import Call, backoff
 from sluiceway.kernel.clock import Millis
@@ -190,7 +190,7 @@ class TableLoop:
                 await asyncio.sleep((error.retry_after or 0) / 1000 + backoff(failures, random.random()))
                 failures += 1
                 continue
-            lost = [each for each in answer.ignored if each.reason not in ("completed", "retried", "released", "dead", "settled")]
+            lost = refused(answer.ignored)
             if lost:
                 log.warning("queue %s: outcomes of %d items were refused: %s", self._queue_name, len(lost), lost[0].reason)
             return True
@@ -199,13 +199,19 @@ class TableLoop:
         """Extend the leases once a third of their time has passed, and sooner after a failure, until this is cancelled."""
         usual = pause = self._lease_timeout / 3000
         lease_timeout = timedelta(milliseconds=self._lease_timeout)
-        failures = 0
-        while True:
+        failures, kept = 0, leased.lease_ids
+        while kept:
             await asyncio.sleep(pause)
-            call = item_calls.extend(self._queue_name, leased.lease_ids, (), lease_timeout, SETTLE_TIMEOUT, Check(self._client_id))
+            call = item_calls.extend(self._queue_name, kept, (), lease_timeout, SETTLE_TIMEOUT, Check(self._client_id))
             try:
-                await self._attempt(call)
+                ended = (await self._attempt(call)).ignored
+                kept = [lease_id for lease_id in kept if lease_id not in {each.id for each in ended}]
                 pause, failures = usual, 0
+                if lost := refused(ended):
+                    name, why = self._queue_name, lost[0].reason
+                    log.warning(
+                        "queue %s: %d leases ended (%s) while their items were handled: these are served again", name, len(lost), why
+                    )
             except CallError as error:
                 # What is left of the leases' time may be less than another third.
                 soon = (error.retry_after or 0) / 1000 + backoff(failures, random.random())
