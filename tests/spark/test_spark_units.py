@@ -347,6 +347,21 @@ def test_a_wrong_value_of_an_outcome_is_named_with_its_item_before_anything_is_s
 
 
 @pytest.mark.parametrize(
+    ("partition", "offset", "says"),
+    [
+        (2**31, 1, "partition: 2,147,483,648 is not the position of an item"),
+        (0, -1, "offset: -1 is not the position of an item"),
+        (None, 1, "partition: null is not the position of an item"),
+    ],
+)
+def test_a_position_that_no_item_can_have_is_told_in_one_line(partition: int | None, offset: int, says: str) -> None:
+    kinds = schema(partition=LongType(), offset=LongType(), outcome=StringType())
+    writer = BatchSettle(kinds, sink_options({**SINK, "mode": "settle"}))
+    rows = pa.Table.from_pylist([{"partition": partition, "offset": offset, "outcome": "done"}], to_arrow_schema(kinds))
+    assert str(refusal(writer.write, iter(rows.to_batches()))) == says
+
+
+@pytest.mark.parametrize(
     ("options", "columns", "field"),
     [({"consumer": ""}, SCHEMA, "consumer"), ({}, schema(payload=StringType()), "schema"), ({"mode": "settle"}, SCHEMA, "mode")],
 )

@@ -38,7 +38,8 @@ _IN_A_STREAM = "the stream source closes the leases of its batches itself, once 
 _REFUSED_HOLD = "1h"
 """Hold time of leases left open because of missing rows: the default of `holdFor`, or less if the queue allows less."""
 
-_POSITION = ("partition", "offset")
+_POSITION = {"partition": 2**31 - 1, "offset": 2**63 - 1}
+"""The columns of an item's position, each with the largest number that the server takes."""
 _USED = ("id", *_POSITION, "outcome", "retry_after_ms", "reason", "queue")
 _WIRE = {"partition": pa.int32(), "offset": pa.int64(), "outcome": pa.utf8(), "retry_after_ms": pa.int64(), "reason": pa.utf8()}
 _ID = r"^[^.]+\.[0-9]{1,9}\.[0-9]{1,18}$"
@@ -246,9 +247,11 @@ def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:
         if len(bad):
             shown = "null" if bad[0].as_py() is None else repr(str(bad[0].as_py())[:64])
             raise invalid("id", f"{shown} is not an item id such as k7f3q2ma.0.1042")
-    for name in _POSITION:
-        if "id" not in names and batch.column(name).null_count:
-            raise invalid(name, "null is not the position of an item")
+    for name, most in _POSITION.items() if "id" not in names else ():
+        place = batch.column(name)
+        bad = place.filter(pc.or_(pc.less(place, 0), pc.greater(place, most)))
+        if place.null_count or len(bad):
+            raise invalid(name, f"{'null' if place.null_count else f'{bad[0].as_py():,}'} is not the position of an item")
     return batch
 
 
