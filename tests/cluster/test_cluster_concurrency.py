@@ -273,9 +273,10 @@ def test_a_single_server_keeps_to_the_limit_over_a_restart(tmp_path: Path) -> No
             await fill(service, partitions=2)
             # A partition gets its part of the limit when somebody wants an item.
             assert (await service.explain("q", 0, 0)).reason == "it is next"
-            assert items_of(await lease(service, 3)) == 3
+            await take([service], 3)
         async with serving(tmp_path) as (service, _):
-            assert items_of(await lease(service, 20)) == 2
+            # That part is written while the lease waits, so a lease that waits shortly may get less.
+            await take([service], 2)
             assert not (await lease(service, 20)).leases
             said = await service.explain("q", 0, 19)
             assert said.reason.endswith("; the queue is at its limit of 5 leased items")
