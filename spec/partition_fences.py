@@ -183,13 +183,13 @@ class FencedPartition:
         return True
 
     def is_done(self, state: State, at: int) -> State | None:
-        """The owner hears that its commit has landed. A store takes a number that it has applied under the same fence for a repetition."""
+        """The owner hears that its commit has landed. A store takes the newest number under the same fence for a repetition."""
         owner = state.owners[at]
         flight = owner.flight
         if owner.phase != "commits" or flight is None:
             return None
         fenced = not self.rules.fences_are_checked or state.store.fence == flight.fence
-        if flight not in state.landed and not (fenced and flight.txn <= state.store.txn):
+        if flight not in state.landed and not (fenced and flight.txn == state.store.txn):
             return None
         done = owner._replace(phase="open", txn=flight.txn, sure=_changed(owner.sure, flight.changes), flight=None)
         return _put(state._replace(landed=state.landed - {flight}), at, done)

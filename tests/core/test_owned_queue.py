@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 
+from sluiceway.adapters.storage.memory import MemoryPartitionStore
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.key_slots import slot
 from sluiceway.core.partition.partition import Partition
@@ -19,9 +25,11 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import GiveKeys, Load, Shut
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import DONE, Lease, MovedItem, Produce, Produced, ProduceKey, Selection, Settle
+from sluiceway.ports.partition_store import Fence, FencedError, PartitionRef
 
 TIMEOUT = 5_000
 GRACE = 300
+REF = PartitionRef("q", 0)
 
 
 class World:
@@ -172,6 +180,48 @@ def test_late_events_of_a_partition_that_has_gone_are_nobodys() -> None:
     world.gain(0)
     world.share.committed(0, opening, Outcome.UNKNOWN, world.now)
     assert world.share.executors[0].state is ExecutorState.READY
+
+
+@pytest.mark.parametrize("outcome", [*Outcome])
+def test_a_commit_that_ends_after_its_partition_went_and_came_does_not_open_it(outcome: Outcome) -> None:
+    """After a freeze, an instance may hear all at once that its lease ran out, that it has the partition again under the same grant, and
+    that its commit has landed. It then served an empty partition, and acknowledged what nothing stored."""
+    world = World(0)
+    world.ask(produce())
+    late = world.commits[0]
+    world.share.drop(0)
+    world.share.gain(0)
+    world.share.committed(0, late.opening, outcome, world.now)
+    world.cycle()
+    assert world.share.executors[0].state is ExecutorState.OPENING
+    assert world.opens[0].opening > late.opening
+
+
+def test_an_opening_that_ends_after_its_partition_went_and_came_is_not_used() -> None:
+    world = World()
+    world.share.gain(0)
+    world.cycle()
+    late = world.opens[0]
+    world.share.drop(0)
+    world.share.gain(0)
+    world.share.opened(0, late.opening, Partition(), world.now)
+    world.cycle()
+    assert world.share.executors[0].state is ExecutorState.OPENING
+    assert world.opens[0].opening > late.opening
+
+
+def test_a_commit_that_ends_when_its_partition_is_to_be_read_again_does_not_keep_that_from_happening() -> None:
+    world = World(0)
+    ticket = world.ask(produce())
+    late = world.commits[0]
+    world.share.retry_now([0], world.now, anew=True)
+    world.share.committed(0, late.opening, Outcome.DONE, world.now)
+    world.cycle()
+    assert world.opens[0].opening > late.opening
+    # What has come of it is known from what the store holds.
+    world.share.opened(0, world.opens[0].opening, load(Snapshot(0, None, {})), world.now)
+    world.cycle()
+    assert ticket not in world.answers
 
 
 @pytest.mark.parametrize("has_items", [True, False])
@@ -373,3 +423,57 @@ def test_a_share_is_queued_while_requests_wait_behind_a_commit_in_each_of_its_pa
     assert queued(world)
     world.land(0)
     assert not queued(world)
+
+
+class Walk(World):
+    """A share of one partition, over a store whose answers come in any order, also after the partition went and came again."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.store = MemoryPartitionStore()
+        self.late: list[Callable[[], None]] = []
+        super().__init__()
+        self.share.gain(0)
+
+    def cycle(self) -> None:
+        super().cycle()
+        for commit in self.commits.values():
+            outcome = asyncio.run(self.store.apply(REF, commit.changes, Fence(1, 1, commit.opening)))
+            self.late.append(partial(self.share.committed, 0, commit.opening, outcome, self.now))
+        for each in self.opens.values():
+            try:
+                loaded: Partition | Exception = load(asyncio.run(self.store.open(REF, Fence(1, 1, each.opening))))
+            except FencedError as error:
+                loaded = error
+            self.late.append(partial(self.share.opened, 0, each.opening, loaded, self.now))
+        self.commits.clear()
+        self.opens.clear()
+
+    def step(self) -> None:
+        match self.random.randrange(6):
+            case 0:
+                self.share.drop(0)
+            case 1:
+                if 0 not in self.share.executors:
+                    self.share.gain(0)
+            case 2:
+                self.cycle()
+            case 3:
+                self.share.submit(Ticket(produce(), self.now + TIMEOUT))
+            case _:
+                if self.late:
+                    self.late.pop(self.random.randrange(len(self.late)))()
+        executor, stored = self.share.executors.get(0), self.store._partitions.get(REF)
+        if executor is not None and executor.takes_work and stored is not None and stored.fence.opening == executor.opening:
+            assert executor.partition.txn >= stored.txn, "what is in memory is behind the store"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_acknowledged_is_stored_in_whatever_order_late_answers_come(seed: int) -> None:
+    walk = Walk(seed)
+    for _ in range(400):
+        walk.step()
+    stored = load(asyncio.run(walk.store.browse(REF))).log.header.next
+    offsets = [answer.first_offset for answer in walk.answers.values() if isinstance(answer, Produced)]
+    assert len({*offsets}) == len(offsets) <= stored
+    assert all(offset < stored for offset in offsets)

@@ -107,8 +107,8 @@ class PartitionStore(Protocol):
         transaction.
 
         DONE: durable, survives power loss. REFUSED: surely nothing happened. UNKNOWN: it may have landed or may land later; only `open`
-        with a higher fence settles it. Applying a `txn` that was applied before is DONE and changes nothing. Never raises for storage
-        faults.
+        with a higher fence settles it. Applying the newest `txn` once more is DONE and changes nothing; an earlier one is REFUSED, since
+        its sender does not know what the partition holds. Never raises for storage faults.
         """
         ...
 

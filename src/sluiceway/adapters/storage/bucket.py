@@ -507,9 +507,9 @@ class BucketPartitionStore:
                     return await self._commit(ref, opened, changes, fence)
 
     async def _commit(self, ref: PartitionRef, opened: _Open, changes: Changes, fence: Fence) -> Outcome:
-        if opened.writing or opened.head.fence != fence or changes.txn > opened.log.txn + 1:
+        if opened.writing or opened.head.fence != fence or changes.txn not in (opened.log.txn, opened.log.txn + 1):
             return Outcome.REFUSED
-        if changes.txn <= opened.log.txn:
+        if changes.txn == opened.log.txn:
             return Outcome.DONE
         opened.writing = True
         try:

@@ -56,9 +56,9 @@ class MemoryPartitionStore:
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         partition = self._partitions.get(ref)
-        if partition is None or partition.fence != fence or changes.txn > partition.txn + 1:
+        if partition is None or partition.fence != fence or changes.txn not in (partition.txn, partition.txn + 1):
             return Outcome.REFUSED
-        if changes.txn <= partition.txn:
+        if changes.txn == partition.txn:
             return Outcome.DONE
         partition.txn, partition.header = changes.txn, changes.header
         partition.records.update(changes.puts)

@@ -210,9 +210,9 @@ class PartitionFile:
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         found = db.execute("SELECT era, grant, opening, txn FROM partition").fetchone()
-        if found is None or Fence(*found[:3]) != fence or changes.txn > found[3] + 1:
+        if found is None or Fence(*found[:3]) != fence or changes.txn not in (found[3], found[3] + 1):
             return Outcome.REFUSED
-        if changes.txn <= found[3]:
+        if changes.txn == found[3]:
             return Outcome.DONE
         crc = _row_crc(*fence, changes.txn, changes.header)
         state = (changes.txn, changes.header, crc, crc + self._write_records(changes))

@@ -201,7 +201,7 @@ async def _commit(link: Link, ref: PartitionRef, txn: int, fence: Fence, query: 
     except psycopg.Error:
         # An error on a surviving connection came in place of the commit. On a broken connection, the commit may be on its way.
         return Outcome.UNKNOWN if link.closed else Outcome.REFUSED
-    return Outcome.DONE if any(fence_of(row) == fence and row[4] >= txn for row in rows) else Outcome.REFUSED
+    return Outcome.DONE if any(fence_of(row) == fence and row[4] == txn for row in rows) else Outcome.REFUSED
 
 
 def _cycle(ref: PartitionRef, changes: Changes, fence: Fence) -> tuple[LiteralString, list[object]]:

@@ -255,7 +255,8 @@ class LogicalQueue:
     def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
         """Handle the result of `Open`: the partition's state, or an error (`final`: retrying is useless)."""
         executor = self.executors[number]
-        if opening != executor.opening:
+        if executor.state is not ExecutorState.OPENING or opening != executor.opening:
+            # Of an earlier time that the partition was here.
             return
         executor.touch()
         if isinstance(loaded, Exception):
@@ -273,7 +274,9 @@ class LogicalQueue:
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
         """Handle the result of `Commit`. `at_once`: the next one, if small, may run inline."""
         executor = self.executors[number]
-        if opening != executor.opening:
+        if executor.state is not ExecutorState.COMMITTING or opening != executor.opening:
+            # Of an earlier time that the partition was here. One that has just come back under the same grant has the opening of that
+            # time until it is opened, and nothing in memory: it must not be taken for open.
             return
         executor.sample(now)
         executor.at_once = at_once
