@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from sluiceway.adapters.storage import postgres_openings
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
@@ -284,6 +285,20 @@ async def test_a_hung_server_makes_outcomes_unknown_in_time(server: PostgresServ
     for ref, snapshot in zip(refs, found, strict=True):
         assert await store.apply(ref, cycle(snapshot.txn + 1), Fence(1, 3, 1)) is Outcome.DONE
     await store.close()
+
+
+@driven
+@pytest.mark.parametrize("given", [{}, {"connect_timeout": "60"}], ids=["default", "given"])
+async def test_a_dead_host_keeps_nobody_from_the_next_one(server: PostgresServer, schema: str, given: dict[str, str]) -> None:
+    dead = Proxy()
+    # As a machine without power: nothing comes from it, not even a refusal.
+    dead.swallows = True
+    async with dead.to(server.port) as port:
+        dsn = make_conninfo(server.dsn(), host="127.0.0.1,127.0.0.1", port=f"{port},{server.port}", **given)
+        store = PostgresPartitionStore(dsn, schema=schema, max_connections=1, statement_timeout=7_000)
+        await store.open(REF, FENCE)
+        assert await store.apply(REF, cycle(1), FENCE) is Outcome.DONE
+        await store.close()
 
 
 @driven

@@ -22,6 +22,8 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 
 MARGIN = 1_000
 """Milliseconds that a working server gets beyond its own time-out to report it. After that it counts as hung."""
+LEAST_TURN = 2
+"""Seconds that each of several hosts has to take a connection, at least: the driver gives none less."""
 
 _SET = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
 
@@ -140,7 +142,13 @@ class Connections:
     def __init__(self, dsn: str, schema: str, limit: int, statement_timeout: Millis) -> None:
         self._session = _session(schema, statement_timeout)
         self._patience = (statement_timeout + MARGIN) / 1000
-        self._conninfo = make_conninfo("", **_with_defaults(conninfo_to_dict(dsn), statement_timeout))
+        given = conninfo_to_dict(dsn)
+        hosts = _hosts_of(given)
+        turn = max(LEAST_TURN, int(self._patience / hosts))
+        # Of several hosts the first may be dead without a word, and the next ones are to have their turn all the same.
+        given |= {"connect_timeout": _no_longer(given, turn)} if hosts > 1 else {}
+        self._connect_patience = max(self._patience, hosts * turn)
+        self._conninfo = make_conninfo("", **_with_defaults(given, statement_timeout))
         self._slots = asyncio.Semaphore(limit)
         self._idle: list[Link] = []
 
@@ -167,7 +175,7 @@ class Connections:
     async def connect(self) -> Link:
         """Open a link beyond the limit, for the caller to close. Raises StoreUnavailableError."""
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._connect_patience):
                 connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=0)
         except (psycopg.Error, TimeoutError, OSError) as error:
             raise StoreUnavailableError(f"the PostgreSQL server cannot be reached: {str(error) or 'time-out'}") from error
@@ -194,6 +202,20 @@ class Connections:
                 return link
             await link.close()
         return None
+
+
+def _hosts_of(given: Mapping[str, Any]) -> int:
+    """The number of hosts that the driver tries in turn."""
+    return max(len(str(given.get(name) or "").split(",")) for name in ("host", "hostaddr"))
+
+
+def _no_longer(given: Mapping[str, Any], turn: int) -> object:
+    """The time for each host as given, but no longer than its turn. The driver refuses what is no number."""
+    wanted = given.get("connect_timeout", turn)
+    with contextlib.suppress(ValueError):
+        # 0 is no limit.
+        return min(int(wanted) or turn, turn)
+    return wanted
 
 
 def _with_defaults(given: Mapping[str, Any], statement_timeout: Millis) -> dict[str, Any]:
