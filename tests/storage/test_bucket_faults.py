@@ -407,6 +407,32 @@ async def test_a_checkpoint_that_breaks_off_loses_nothing(monkeypatch: pytest.Mo
 
 
 @driven
+async def test_a_former_store_of_this_process_changes_no_head_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when `write_timeout` has changed: the new store goes on under the same fence, and the former one is still writing a checkpoint."""
+    monkeypatch.setattr(bucket_store, "CHECKPOINT_ENTRIES", 3)
+    seam = Seam()
+    former, present = await opened(seam), BucketPartitionStore(seam, 400)
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+    original = seam.create
+
+    async def is_slow(name: str, data: bytes) -> bool:
+        if "/checkpoint/" in name and not begun.is_set():
+            begun.set()
+            await goes_on.wait()
+        return await original(name, data)
+
+    seam.create = is_slow  # type: ignore[method-assign]
+    for txn in range(1, 6):
+        assert await former.apply(REF, changes(txn), FENCE) is Outcome.DONE
+    await begun.wait()
+    assert await present.apply(REF, changes(6), FENCE) is Outcome.DONE
+    await at_rest(present)
+    goes_on.set()
+    await at_rest(former)
+    assert (await BucketPartitionStore(seam, 400).open(REF, Fence(1, 2, 1))).txn == 6
+
+
+@driven
 async def test_a_drop_ends_though_no_answer_comes() -> None:
     seam = Seam()
     store = await opened(seam)

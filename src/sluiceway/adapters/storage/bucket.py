@@ -72,6 +72,8 @@ class _Open:
     last: int = 0
     tried: int | None = None
     unsure: bool = False
+    sent: set[bytes] = field(default_factory=set)
+    """Nonces of the heads that were sent since, any of which may have replaced it."""
     is_clean: bool = False
     """Whether no earlier checkpoints are left but the one that the head names."""
     checkpointing: bool = False
@@ -408,15 +410,17 @@ class BucketPartitionStore:
             return found[1] if found[0] == head else None
 
     async def _put_head(self, ref: PartitionRef, opened: _Open, head: Head) -> bool:
-        """Replace the head of an open partition. False: an earlier request of this process has changed it; see there. Raises
+        """Replace the head of an open partition. False: an earlier request of this store has changed it; see there. Raises
         _TakenOverError."""
+        opened.sent.add(head.nonce)
         tag = await self._replace_head(ref, head, opened.tag)
         if tag is not None:
             opened.tried, opened.unsure = None, False
             self._note_head(ref, opened, head, tag)
             return True
         found = await self._head(ref)
-        if found is None or (found[0].life, found[0].fence) != (head.life, head.fence):
+        # The fence alone would not do: another store of this process may have opened it under the same one.
+        if found is None or found[0].nonce not in {opened.head.nonce, *opened.sent}:
             if self._open_ones.get(ref) is opened:
                 self._forget(ref)
             raise _TakenOverError
@@ -427,6 +431,7 @@ class BucketPartitionStore:
         """The open partition has that head now."""
         self._wipe_unless_named(opened.head, head)
         opened.head, opened.tag = head, tag
+        opened.sent.clear()
         self._attached.pop(ref, None)
         if self._is_attached(opened) and self._open_ones.get(ref) is opened:
             self._attached[ref] = opened
