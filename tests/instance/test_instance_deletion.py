@@ -10,6 +10,7 @@ import pytest
 
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local import backend as backend_module
 from sluiceway.model.requests import Disposition, QueuePatch
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUnavailableError
@@ -162,3 +163,42 @@ async def test_a_backend_that_is_away_is_asked_once_for_all_that_is_removed(tmp_
     await service.stop()
     async with serving(tmp_path) as (service, _):
         assert not await service._changes.to_drop()
+
+
+@driven
+async def test_other_queues_are_changed_while_data_are_removed(tmp_path: Path) -> None:
+    """Which takes minutes for a large queue, and does not end on a disk that hangs."""
+    async with serving(tmp_path) as (service, store):
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def hangs(ref: PartitionRef) -> None:
+            begun.set()
+            await goes_on.wait()
+
+        store.on_drop = hangs
+        await service.create_queue(spec("large"))
+        deleting = asyncio.create_task(service.delete_queue("large", True))
+        await begun.wait()
+        await service.create_queue(spec("large"))
+        await service.create_queue(spec("other"))
+        await service.update_queue("other", QueuePatch({"max_attempts": 3}))
+        assert not deleting.done()
+        goes_on.set()
+        await deleting
+        assert not await service._changes.to_drop()
+        assert [each.queue_name for each in service.queues()] == ["large", "other"]
+
+
+@driven
+async def test_the_removal_of_data_ends_on_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as (service, store):
+        goes_on = asyncio.Event()
+
+        async def hangs(ref: PartitionRef) -> None:
+            await goes_on.wait()
+
+        store.on_drop = hangs
+        await service.create_queue(spec("q", 3))
+        monkeypatch.setattr(backend_module, "DROP_TIMEOUT", 20)
+        await service.delete_queue("q", True)
+        assert [len(each) for each in (await service._changes.to_drop()).values()] == [3]

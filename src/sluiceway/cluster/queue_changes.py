@@ -337,7 +337,8 @@ class QueueChanges:
                 raise
             await self._shares.ended(record)
             await self._shares.tell(stamp)
-            await self.drop(DROPPING + record.incarnation, deleted.partitions)
+        # Other changes do not wait for this: it may take minutes, or not end on a disk that hangs.
+        await self.drop(DROPPING + record.incarnation, deleted.partitions)
         log.info("queue %s deleted", queue_name, extra=_said(by))
 
     async def _note_closing(self, record: QueueRecord) -> Stamp | None:
@@ -405,7 +406,7 @@ class QueueChanges:
         repeats it. Raises `outcome_unknown`.
 
         `away`: backends that did not answer, to which those are added that do not now. They are not asked again: each partition would wait
-        as long as the first, and with it a start, or every other change of a queue.
+        as long as the first, and with it a start.
         """
         left, away = 0, set() if away is None else away
         refs = {PartitionRef(incarnation_of(key), each.partition): each.backend for each in partitions}

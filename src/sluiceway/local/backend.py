@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 OPEN_TIMEOUT: Millis = 30_000
 """For opening a partition, which takes longer the more small records it has: a lower limit would leave large ones unserved for ever."""
 
+DROP_TIMEOUT: Millis = 600_000
+"""For removing a partition, which takes minutes if it is very large. A server that hangs shows much earlier, a disk that hangs does not."""
+
 NOT_CONFIGURED = "it is not configured on this instance; add it to the instance's configuration, and reload it"
 
 Retry = Callable[[int], bool]
@@ -316,12 +319,16 @@ class Backend:
             return 0
 
     async def drop(self, ref: PartitionRef) -> None:
-        """PartitionStore.drop, after verifying the storage's identity."""
+        """PartitionStore.drop, after verifying the storage's identity, within DROP_TIMEOUT. Also raises BackendDownError."""
         if self._store is None or self._breaker.is_open:
             raise BackendDownError(self.why_down)
-        if self._records is not None:
-            await self._verify(self._store, self._records, first=False)
-        await self._store.drop(ref)
+        try:
+            async with asyncio.timeout(DROP_TIMEOUT / 1000):
+                if self._records is not None:
+                    await self._verify(self._store, self._records, first=False)
+                await self._store.drop(ref)
+        except TimeoutError:
+            raise StoreUnavailableError(f"partition {ref.incarnation}-{ref.partition} was not removed within {DROP_TIMEOUT} ms") from None
 
     async def close(self) -> None:
         if self._timer is not None:
