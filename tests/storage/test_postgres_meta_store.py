@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,36 @@ async def test_a_hung_server_is_given_up_on(server: PostgresServer, schema: str)
             await store.read(["a"])
         with pytest.raises(MetaUnknownError):
             await store.commit(puts={"a": b"2"})
+    finally:
+        await asyncio.to_thread(server.resume)
+    assert (await store.read(["a"])).entries["a"].value in (b"1", b"2")
+    await store.close()
+
+
+@driven
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.read(["a"]),
+        lambda store: store.refresh(NOTHING, "a"),
+        lambda store: store.commit(puts={"a": b"2"}),
+    ],
+    ids=["read", "refresh", "commit"],
+)
+async def test_who_gives_up_does_not_wait_for_a_hung_server(
+    server: PostgresServer, schema: str, call: Callable[[PostgresMetaStore], Coroutine[Any, Any, object]]
+) -> None:
+    store = PostgresMetaStore(server.dsn(), schema=schema, statement_timeout=60_000)
+    await store.commit(puts={"a": b"1"})
+    await asyncio.to_thread(server.pause)
+    try:
+        asking = asyncio.create_task(call(store))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        asking.cancel()
+        # Else the driver asks the server to cancel, and waits for it.
+        await asyncio.wait([asking], timeout=10)
+        assert asking.cancelled()
     finally:
         await asyncio.to_thread(server.resume)
     assert (await store.read(["a"])).entries["a"].value in (b"1", b"2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,3 +19,22 @@ async def shielded(work: asyncio.Future[T]) -> T:
 def _look_at(work: asyncio.Future[Any]) -> None:
     if not work.cancelled():
         work.exception()
+
+
+class Calls:
+    """Calls that are carried to their end even if their callers are cancelled."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def carry_out(self, call: Coroutine[Any, Any, T]) -> T:
+        """Make the call in a task of its own, and return its result."""
+        task = asyncio.create_task(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await shielded(task)
+
+    async def ended(self) -> None:
+        """Wait until all of them have ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)

@@ -10,6 +10,7 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
+from sluiceway.adapters.background import Calls
 from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten, known_at
 from sluiceway.adapters.meta.watches import Watches, changed_by, hint_of
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
@@ -138,7 +139,8 @@ class PostgresMetaStore:
     connection.
 
     A statement takes at most `statement_timeout`, plus a second if the server is hung. Any fault during a commit is a MetaUnknownError,
-    during a read a StoreUnavailableError. Use from one event loop.
+    during a read a StoreUnavailableError. A call that has begun is carried to its end even if its caller is cancelled. Use from one event
+    loop.
     """
 
     def __init__(
@@ -148,10 +150,15 @@ class PostgresMetaStore:
         self._connections = Connections(dsn, schema, 8, statement_timeout)
         self._schema = Schema(self._connections, schema, MIGRATIONS)
         self._seen: Stamp = 0
-        self._watches = Watches(self._changed_since, poll_interval)
+        # Cancelled in mid-statement, the driver would cancel on the server, and wait for that.
+        self._calls = Calls()
+        self._watches = Watches(lambda prefix, since: self._calls.carry_out(self._changed_since(prefix, since)), poll_interval)
         self._listening: asyncio.Task[None] | None = None
 
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
+        return await self._calls.carry_out(self._read(keys, prefixes))
+
+    async def _read(self, keys: Sequence[str], prefixes: Sequence[str]) -> View:
         ranges = [_range(prefix) for prefix in prefixes]
         wanted = [[key.encode() for key in keys], [first for first, _ in ranges], [past for _, past in ranges]]
         try:
@@ -164,6 +171,9 @@ class PostgresMetaStore:
         return View(stamp, {key.decode(): Entry(value, at) for key, at, value in rows if key is not None})
 
     async def refresh(self, view: View, prefix: str) -> View:
+        return await self._calls.carry_out(self._refresh(view, prefix))
+
+    async def _refresh(self, view: View, prefix: str) -> View:
         since = view.stamp
         try:
             async with self._schema.link() as link:
@@ -183,9 +193,19 @@ class PostgresMetaStore:
         *,
         hint: bool = True,
     ) -> Stamp:
-        puts = puts or {}
+        puts = dict(puts or {})
         check_commit(puts, deletes)
-        checks, unchanged = checks or {}, unchanged or {}
+        # Copied: the caller may use them again, and this may outlive the call.
+        return await self._calls.carry_out(self._commit(dict(checks or {}), dict(unchanged or {}), puts, tuple(deletes), hint))
+
+    async def _commit(
+        self,
+        checks: Mapping[str, Stamp | None],
+        unchanged: Mapping[str, Stamp],
+        puts: Mapping[str, bytes],
+        deletes: Sequence[str],
+        hint: bool,
+    ) -> Stamp:
         spans = [_range(prefix) for prefix in unchanged]
         wanted = [[key.encode() for key in checks], list(checks.values())]
         wanted += [list(unchanged), [first for first, _ in spans], [past for _, past in spans], list(unchanged.values())]
@@ -249,4 +269,5 @@ class PostgresMetaStore:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])
+        await self._calls.ended()
         await self._connections.close()

@@ -5,15 +5,14 @@ docs/adr/0007-postgres-layout.md has the reasons and the measurements behind the
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, LiteralString, TypeVar
+from collections.abc import Sequence
+from typing import LiteralString
 from zlib import crc32
 
 import psycopg
 from psycopg.types.numeric import Int8
 
-from sluiceway.adapters.background import shielded
+from sluiceway.adapters.background import Calls
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
 from sluiceway.adapters.storage.postgres_openings import Openings
 from sluiceway.adapters.storage.postgres_rows import (
@@ -42,8 +41,6 @@ from sluiceway.ports.partition_store import (
     Snapshot,
     StoreUnavailableError,
 )
-
-T = TypeVar("T")
 
 DROP_ROWS = 1_000
 """Rows deleted per statement of `drop`, so that a large partition stays within the statement time-out."""
@@ -105,44 +102,37 @@ class PostgresPartitionStore:
         self._connections = Connections(dsn, schema, max_connections, statement_timeout)
         self._schema = Schema(self._connections, schema, MIGRATIONS)
         self._openings = Openings(self._connections, self._schema)
-        self._calls: set[asyncio.Task[Any]] = set()
+        # Cancelled in mid-statement, the driver would cancel on the server, and wait for that.
+        self._calls = Calls()
 
     def at_once(self, ref: PartitionRef) -> bool:
         return False
 
     async def identify(self, new: str | None) -> str | None:
-        return await self._carry_out(self._identify(new))
+        return await self._calls.carry_out(self._identify(new))
 
     async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
         return await self._openings.open(ref, fence, least)
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
-        return await self._carry_out(self._apply(ref, changes.txn, fence, *_cycle(ref, changes, fence)))
+        return await self._calls.carry_out(self._apply(ref, changes.txn, fence, *_cycle(ref, changes, fence)))
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
-        return await self._carry_out(self._read(ref, blobs)) if blobs else {}
+        return await self._calls.carry_out(self._read(ref, blobs)) if blobs else {}
 
     async def browse(self, ref: PartitionRef) -> Snapshot:
-        return await self._carry_out(self._browse(ref))
+        return await self._calls.carry_out(self._browse(ref))
 
     async def drop(self, ref: PartitionRef) -> None:
-        await self._carry_out(self._drop(ref))
+        await self._calls.carry_out(self._drop(ref))
 
     async def release(self, ref: PartitionRef) -> None:
         """Nothing to free: connections are shared by all partitions."""
 
     async def close(self) -> None:
-        if self._calls:
-            await asyncio.wait(self._calls)
+        await self._calls.ended()
         await self._openings.close()
         await self._connections.close()
-
-    async def _carry_out(self, call: Coroutine[Any, Any, T]) -> T:
-        # Cancelled in mid-statement, the driver would cancel on the server, and wait for that.
-        task = asyncio.create_task(call)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        return await shielded(task)
 
     async def _identify(self, new: str | None) -> str | None:
         try:
