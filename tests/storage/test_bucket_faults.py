@@ -7,16 +7,19 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 from typing import Any, NamedTuple
 
 import obstore.store
 import pytest
 from msgspec.structs import replace
 
+from simulation.loop import Loop, simulated
 from sluiceway.adapters.storage import bucket as bucket_store
+from sluiceway.adapters.storage import bucket_objects
 from sluiceway.adapters.storage.bucket import BucketPartitionStore
 from sluiceway.adapters.storage.bucket_journals import entry_name
 from sluiceway.adapters.storage.bucket_objects import BucketObjects, in_azure, in_gcs, in_s3
@@ -778,6 +781,59 @@ async def test_what_a_status_says_of_a_write(status: int, error: type[Exception]
                 await write
         with pytest.raises(StoreUnavailableError):
             await bucket(endpoint).get("name")
+
+
+@driven
+async def test_a_write_whose_connection_has_died_without_a_word_is_repeated_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each journal has one write under way: all partitions of the process wait for it."""
+    monkeypatch.setattr(bucket_objects, "ANSWERED_IN", 0.1, raising=False)
+    silent, ended = asyncio.Event(), asyncio.Event()
+
+    async def is_dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        silent.set()
+        while await reader.read(1 << 16):
+            continue
+        ended.set()
+        writer.close()
+
+    async with await asyncio.start_server(is_dead, "127.0.0.1", 0) as server:
+        objects = bucket(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with asyncio.timeout(20):
+            for write in (objects.create("name", b"data"), objects.replace("name", b"data", '"tag"\n')):
+                with pytest.raises(UnknownWriteError, match="no answer in time"):
+                    await write
+                assert silent.is_set()
+                # Its connection is not used again.
+                await ended.wait()
+                silent.clear()
+                ended.clear()
+
+
+def test_a_write_without_an_answer_has_more_time_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the virtual clock: a store may need longer for each first write, as while it gets credentials."""
+    loop = Loop(Random(1))
+
+    async def is_well(*_: object, **__: object) -> dict[str, str | None]:
+        return {"e_tag": "tag", "version": None}
+
+    async def is_dead(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    async def times() -> AsyncIterator[float]:
+        objects = BucketObjects(obstore.store.MemoryStore())
+        for put in [*[is_dead] * 5, is_well, is_dead]:
+            monkeypatch.setattr(obstore, "put_async", put)
+            began = loop.time()
+            with contextlib.suppress(UnknownWriteError):
+                await objects.create("name", b"")
+            yield loop.time() - began
+
+    async def all_of_them() -> list[float]:
+        return [each async for each in times()]
+
+    with simulated(loop):
+        took = loop.run_until_complete(all_of_them())
+    assert took == pytest.approx([3, 6, 12, 24, 30, 0, 3], abs=0.1)
 
 
 @driven

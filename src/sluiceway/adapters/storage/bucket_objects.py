@@ -40,6 +40,12 @@ CONFLICT = "<Code>ConditionalRequestConflict<"
 EXPIRED = "<Code>ExpiredToken<"
 """In S3's answer to credentials that have expired. The library has no error of its own for it, since its status is 400."""
 
+ANSWERED_IN, LONGEST = 3.0, 30.0
+"""Seconds after which a small write counts as not answered: at first, and at most (doubling, until one is done). It is repeated on
+another connection: the first may have died without a word, and a journal has one write under way."""
+SLOWEST: Final = 256 << 10
+"""Bytes of a larger write for which it has a second more."""
+
 CHECKED: Final = 1 << 20
 """Bytes of an object up to which a read is checked against its tag. Larger ones are journal entries and checkpoints, which are never
 replaced, or the meta store of a very large cluster."""
@@ -55,10 +61,10 @@ MAX_CHECKS: Final = 60
 
 _CLIENT: dict[str, Any] = {
     "connect_timeout": timedelta(seconds=3),
-    "timeout": timedelta(seconds=30),
+    "timeout": timedelta(seconds=LONGEST),
     "pool_idle_timeout": timedelta(seconds=20),
 }
-"""Callers have shorter time limits; these end requests that callers have given up."""
+"""Reads and writes have shorter time limits; these end what callers have given up."""
 
 
 def in_s3(bucket: str, prefix: str, *, region: str, endpoint: str, access_key_id: str, secret_access_key: str) -> BucketObjects:
@@ -96,6 +102,7 @@ class BucketObjects:
         self._store = bucket
         self._tags_are_digests = False
         """Whether tags are MD5 digests, as S3's are unless it encrypts with keys of a key service."""
+        self._answered_in = ANSWERED_IN
 
     async def get(self, name: str) -> Object | None:
         found = await self._get(name)
@@ -130,8 +137,7 @@ class BucketObjects:
 
     async def create(self, name: str, data: bytes) -> bool:
         try:
-            with _writing():
-                put = await obstore.put_async(self._store, name, data, mode="create", use_multipart=False)
+            put = await self._put(name, data, "create")
         except AlreadyExistsError as error:
             if CONFLICT in str(error):
                 raise StoreUnavailableError(_words(error)) from error
@@ -141,16 +147,27 @@ class BucketObjects:
 
     async def replace(self, name: str, data: bytes, tag: str) -> str | None:
         try:
-            with _writing():
-                e_tag, _, version = tag.partition("\n")
-                expected: Any = {name: text for name, text in (("e_tag", e_tag), ("version", version)) if text}
-                put = await obstore.put_async(self._store, name, data, mode=expected, use_multipart=False)
+            e_tag, _, version = tag.partition("\n")
+            put = await self._put(name, data, {name: text for name, text in (("e_tag", e_tag), ("version", version)) if text})
         except PreconditionError:
             return None
         except AlreadyExistsError as error:
             # S3's answer (409) to one of two writes at the same time. The tag may be the same still.
             raise StoreUnavailableError(_words(error)) from error
         return _tag(put)
+
+    async def _put(self, name: str, data: bytes, mode: Any) -> Any:
+        patience = self._answered_in
+        with _writing():
+            try:
+                async with asyncio.timeout(patience + len(data) / SLOWEST):
+                    put = await obstore.put_async(self._store, name, data, mode=mode, use_multipart=False)
+            except TimeoutError:
+                # New credentials may be what takes so long, and each write begins to ask for them anew.
+                self._answered_in = min(2 * patience, LONGEST)
+                raise
+            self._answered_in = ANSWERED_IN
+            return put
 
     async def list(self, prefix: str, after: str) -> Sequence[str]:
         with _reading():
@@ -211,6 +228,8 @@ def _writing() -> Iterator[None]:
         raise
     except NOT_DONE as error:
         raise StoreUnavailableError(_words(error)) from error
+    except TimeoutError as error:
+        raise UnknownWriteError("a write had no answer in time") from error
     except (BaseError, OSError) as error:
         if EXPIRED in str(error):
             raise StoreUnavailableError(_words(error)) from error

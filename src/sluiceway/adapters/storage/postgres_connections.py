@@ -145,8 +145,9 @@ class Connections:
         given = conninfo_to_dict(dsn)
         hosts = _hosts_of(given)
         turn = max(LEAST_TURN, int(self._patience / hosts))
-        # Of several hosts the first may be dead without a word, and the next ones are to have their turn all the same.
-        given |= {"connect_timeout": _no_longer(given, turn)} if hosts > 1 else {}
+        if hosts > 1:
+            # The first may be dead without a word, and the next ones are to have their turn all the same.
+            given["connect_timeout"] = _no_longer(given, turn)
         self._connect_patience = max(self._patience, hosts * turn)
         self._conninfo = make_conninfo("", **_with_defaults(given, statement_timeout))
         self._slots = asyncio.Semaphore(limit)
@@ -209,9 +210,9 @@ def _hosts_of(given: Mapping[str, Any]) -> int:
     return max(len(str(given.get(name) or "").split(",")) for name in ("host", "hostaddr"))
 
 
-def _no_longer(given: Mapping[str, Any], turn: int) -> object:
+def _no_longer(given: Mapping[str, Any], turn: int) -> int | str:
     """The time for each host as given, but no longer than its turn. The driver refuses what is no number."""
-    wanted = given.get("connect_timeout", turn)
+    wanted: int | str = given.get("connect_timeout") or turn
     with contextlib.suppress(ValueError):
         # 0 is no limit.
         return min(int(wanted) or turn, turn)
