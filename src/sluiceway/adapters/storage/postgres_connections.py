@@ -214,8 +214,8 @@ def _no_longer(given: Mapping[str, Any], turn: int) -> int | str:
     """The time for each host as given, but no longer than its turn. The driver refuses what is no number."""
     wanted: int | str = given.get("connect_timeout") or turn
     with contextlib.suppress(ValueError):
-        # 0 is no limit.
-        return min(int(wanted) or turn, turn)
+        # 0, or less, is no limit.
+        return min(int(wanted), turn) if int(wanted) > 0 else turn
     return wanted
 
 
