@@ -17,7 +17,7 @@ from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.adapters.storage.bucket_objects import BucketObjects, in_s3
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError
-from sluiceway.ports.object_store import UnknownWriteError
+from sluiceway.ports.object_store import Object, UnknownWriteError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.servers.faulty_bucket import faulty_bucket
@@ -112,6 +112,47 @@ async def test_a_commit_whose_answer_is_lost_is_found_out_after_others() -> None
     for number in range(5):
         await other.commit(puts={"other": b"%d" % number})
     assert await commit == 2
+    assert (await store.read(["key"])).entries["key"].value == b"1"
+
+
+@driven
+@pytest.mark.parametrize("others", [2, 3], ids=["few others", "many others"])
+async def test_a_lost_answer_that_is_found_out_no_more_is_no_conflict(monkeypatch: pytest.MonkeyPatch, others: int) -> None:
+    """So many others have committed, while the bucket did not answer this process, that the id of its write is no longer there."""
+    monkeypatch.setattr(bucket, "REMEMBERED", 3)
+    seam = Seam()
+    store, other = BucketMetaStore(seam), BucketMetaStore(seam)
+    stamp = await store.commit(puts={"key": b"0"})
+    await other.commit(puts={"other": b""})
+    await other.commit(puts={"other": b""})
+    await store.read()
+    answers, lost = asyncio.Event(), asyncio.Event()
+    original = seam.get
+
+    def is_lost(call: str, name: str, answer: Any) -> Any:
+        if call == "replace" and not lost.is_set():
+            lost.set()
+            raise UnknownWriteError("no answer")
+        return answer
+
+    async def waits(name: str) -> Object | None:
+        await answers.wait()
+        return await original(name)
+
+    seam.after = is_lost
+    seam.get = waits  # type: ignore[method-assign]
+    commit = asyncio.create_task(store.commit({"key": stamp}, puts={"key": b"1"}))
+    await lost.wait()
+    seam.get = original  # type: ignore[method-assign]
+    other = BucketMetaStore(seam)
+    for _ in range(others):
+        await other.commit(puts={"other": b""})
+    answers.set()
+    if others < 3:
+        assert await commit == stamp + 3
+    else:
+        with pytest.raises(MetaUnknownError, match="cannot be found out"):
+            await commit
     assert (await store.read(["key"])).entries["key"].value == b"1"
 
 

@@ -31,7 +31,7 @@ PATIENCE: Millis = 10_000
 POLL_INTERVAL: Millis = 1_000
 """How often a watch reads the object: $1 a month in S3 Standard."""
 REMEMBERED = 256
-"""Writes whose ids are in the object, so that one whose answer was lost is found out: more than are made within PATIENCE."""
+"""Writes whose ids are in the object, so that one whose answer was lost is found out: mostly more than are made within PATIENCE."""
 TOGETHER = 64
 """Commits that share a write."""
 TRACES = 1_000
@@ -70,6 +70,10 @@ class _Document(msgspec.Struct, array_like=True, frozen=True):
             if self.changed(prefix, since):
                 raise ConflictError(f"something under {prefix} has changed")
 
+    def may_have_forgotten(self, first: Stamp) -> bool:
+        """Whether a write whose first commit would have that stamp may have been made, and is remembered no more."""
+        return len(self.writes) >= REMEMBERED and first < self.writes[0][1]
+
     def after(self, puts: Mapping[str, bytes], deletes: Sequence[str]) -> _Document:
         """The document after a commit."""
         stamp = self.stamp + 1
@@ -102,6 +106,13 @@ class _Commit(NamedTuple):
     puts: Mapping[str, bytes]
     deletes: Sequence[str]
     done: asyncio.Future[Stamp]
+
+
+class _Sent(NamedTuple):
+    """An attempt at commits, the first of which has that stamp if it lands."""
+
+    commits: Sequence[_Commit]
+    first: Stamp
 
 
 def _decide(document: _Document, commits: Sequence[_Commit], *, is_fresh: bool) -> tuple[_Document, list[_Commit]] | None:
@@ -245,14 +256,17 @@ class BucketMetaStore:
         until, why = loop.time() + PATIENCE / 1000, "it changes faster than it can be written"
         # What this object has seen last is mostly still right: a write instead of a read and a write.
         known = self._known
-        sent: dict[bytes, list[_Commit]] = {}
-        """The commits of each attempt, by the id of its write."""
+        sent: dict[bytes, _Sent] = {}
+        """The attempts, by the ids of their writes."""
         while commits and loop.time() < until:
             try:
                 known, is_fresh = (await self._read(), True) if known is None else (known, False)
                 for write, first in known.document.writes:
-                    _tell(sent.get(write, ()), first)
+                    _tell(sent[write].commits if write in sent else (), first)
                 commits = [each for each in commits if not each.done.done()]
+                if any(known.document.may_have_forgotten(each.first) for each in sent.values()):
+                    why = "so much was written meanwhile that it cannot be found out"
+                    break
                 decided = _decide(known.document, commits, is_fresh=is_fresh)
                 if decided is None:
                     known = None
@@ -261,7 +275,7 @@ class BucketMetaStore:
                 if not commits:
                     return
                 write, first, began = self._nonce(), known.document.stamp + 1, loop.time()
-                sent[write] = commits
+                sent[write] = _Sent(commits, first)
                 if (written := await self._write(known, document.signed(write, first))) is not None:
                     self._known, ended = written, loop.time()
                     self._next_at = ended + system.chance() * (ended - began)
