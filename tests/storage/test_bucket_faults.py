@@ -718,6 +718,68 @@ async def test_blobs_of_one_entry_are_read_together() -> None:
     assert len(seam.calls) == 1
 
 
+class Reading(NamedTuple):
+    """A store of 300 blobs that were written one by one, and the reads of them that wait for `goes_on`."""
+
+    seam: Seam
+    store: BucketPartitionStore
+    goes_on: asyncio.Event
+    under_way: list[str]
+
+    @classmethod
+    async def made(cls, monkeypatch: pytest.MonkeyPatch) -> Reading:
+        monkeypatch.setattr(bucket_store, "READS_AT_ONCE", 30)
+        monkeypatch.setattr(bucket_store, "READS_OF_A_CALL", 20)
+        seam = Seam()
+        found = cls(seam, await opened(seam), asyncio.Event(), [])
+        for txn in range(1, 301):
+            assert await found.store.apply(REF, changes(txn, b"%d" % txn), FENCE) is Outcome.DONE
+        await at_rest(found.store)
+        original = seam.get_range
+
+        async def waits(name: str, start: int, length: int) -> bytes | None:
+            found.under_way.append(name)
+            await found.goes_on.wait()
+            return await original(name, start, length)
+
+        seam.get_range = waits  # type: ignore[method-assign]
+        return found
+
+    async def begins(self, requests: int) -> None:
+        # Time enough for more.
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert len(self.under_way) == requests
+
+
+@driven
+async def test_blobs_of_many_entries_are_not_all_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of items that were produced one by one."""
+    reading = await Reading.made(monkeypatch)
+    all_of_them = asyncio.create_task(reading.store.read(REF, range(1, 301)))
+    await reading.begins(20)
+    a_few = asyncio.create_task(reading.store.read(REF, [1, 2]))
+    await reading.begins(22)
+    more = asyncio.create_task(reading.store.read(REF, range(1, 301)))
+    await reading.begins(30)
+    reading.goes_on.set()
+    assert await a_few == {1: b"1", 2: b"2"}
+    assert await all_of_them == await more == {number: b"%d" % number for number in range(1, 301)}
+
+
+@driven
+async def test_blobs_that_nobody_waits_for_any_more_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = await Reading.made(monkeypatch)
+    given_up = asyncio.create_task(reading.store.read(REF, range(1, 301)))
+    await reading.begins(20)
+    given_up.cancel()
+    reading.goes_on.set()
+    await asyncio.wait([given_up])
+    await at_rest(reading.store)
+    assert len(reading.under_way) == 20
+    assert await reading.store.read(REF, [1]) == {1: b"1"}
+
+
 # ---- a bucket that is not fit -----------------------------------------------------------------------------------
 
 

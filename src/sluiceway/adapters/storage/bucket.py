@@ -52,6 +52,9 @@ READ_AHEAD_AT_ONCE = 64
 """Partitions that are read ahead at the same time."""
 GAP = 64 << 10
 """Bytes between two blobs of an entry up to which they are read together."""
+READS_AT_ONCE, READS_OF_A_CALL = 512, 128
+"""Entries whose blobs are read at the same time, by all calls and by one of them: of items that were produced one by one, each has an entry
+of its own, and a lease may have thousands. The others need not wait for all of those."""
 
 STORAGE = "storage"
 """Name of the object that holds the storage's identity."""
@@ -123,6 +126,7 @@ class BucketPartitionStore:
         self._found: dict[PartitionRef, tuple[Head, str]] = {}
         """Heads that were read ahead, with their tags."""
         self._reading_ahead = asyncio.Semaphore(READ_AHEAD_AT_ONCE)
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)
         self._left: dict[PartitionRef, _Left] = {}
         self._unnamed: set[str] = set()
         """Journals that a head has ceased to name since they were looked at."""
@@ -157,7 +161,8 @@ class BucketPartitionStore:
         return await self._carry_out(self._apply(ref, _copy(changes), fence))
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
-        return await self._carry_out(self._read(ref, blobs))
+        # It ends when its caller gives up: nobody needs the rows, and the rest of the requests would hold up those of others.
+        return await self._begin(self._read(ref, blobs))
 
     async def browse(self, ref: PartitionRef) -> Snapshot:
         opened = await self._look(ref)
@@ -745,8 +750,14 @@ class BucketPartitionStore:
     async def _places(self, places: Iterable[Place]) -> dict[Place, bytes]:
         """What lies in those places, as far as it is what was put there."""
         pieces = list(_pieces(places))
+        of_this_call = asyncio.Semaphore(READS_OF_A_CALL)
+
+        async def read(piece: Sequence[Place]) -> bytes | None:
+            async with of_this_call, self._reading:
+                return await self._piece(piece)
+
         found = {}
-        for piece, data in zip(pieces, await asyncio.gather(*map(self._piece, pieces)), strict=True):
+        for piece, data in zip(pieces, await asyncio.gather(*map(read, pieces)), strict=True):
             for place in piece:
                 blob = (data or b"")[place.start - piece[0].start :][: place.length]
                 if data is not None and len(blob) == place.length and crc32(blob) == place.crc:
