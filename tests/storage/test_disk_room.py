@@ -14,6 +14,7 @@ import pytest
 from sluiceway.adapters.disk_reserve import FILE, HELD, DiskReserve
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.disk_room import DiskRoom
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.requests import Clear, Lease, Produce
 from sluiceway.testing.drive import driven
@@ -89,6 +90,20 @@ def test_what_logs_still_have_to_write_is_not_left(tmp_path: Path, monkeypatch: 
     assert (reserve.is_low, reserve.is_given_up) == (True, False)
     reserve.look()
     assert not reserve.is_low
+
+
+def test_a_disk_that_has_gone_does_not_keep_another_from_being_watched(tmp_path: Path) -> None:
+    """As with a reload that adds a backend while the directory of another one is away: it had changed a part of the backends by then."""
+    room = DiskRoom(MB, lambda: None)
+    for name in ("gone", "there", "new"):
+        (tmp_path / name).mkdir()
+    room.watch("gone", tmp_path / "gone")
+    (tmp_path / "gone" / FILE).unlink(missing_ok=True)
+    (tmp_path / "gone").rmdir()
+    for name in ("there", "new"):
+        room.watch(name, tmp_path / name)
+    assert room.disks["there"] is room.disks["new"]
+    assert [check.ok for check in room.checks()] == [True] * 3
 
 
 @driven

@@ -38,7 +38,7 @@ class DiskRoom:
         """Watch this existing directory from now on. `owed`: bytes written to logs that will be written a second time."""
         if self._reserve:
             device = directory.stat().st_dev
-            known = next((disk for disk in self.disks.values() if disk.directory.stat().st_dev == device), None)
+            known = next((disk for disk in self.disks.values() if _is_on(disk, device)), None)
             self.disks[name] = disk = known or DiskReserve(directory, self._reserve)
             self._owed[name] = owed
             self._look_at(disk)
@@ -114,6 +114,14 @@ class DiskRoom:
             detail = problem_of(disk) if disk.is_low else f"{size_of(disk.free)} free"
             found.append(Check(f"disk of {name}", not disk.is_low, detail, took))
         return found
+
+
+def _is_on(disk: DiskReserve, device: int) -> bool:
+    try:
+        return disk.directory.stat().st_dev == device
+    except OSError:
+        # Its directory has gone, which is no reason not to watch another one.
+        return False
 
 
 def problem_of(disk: DiskReserve) -> str:
