@@ -77,7 +77,7 @@ class _Document(msgspec.Struct, array_like=True, frozen=True):
     def after(self, puts: Mapping[str, bytes], deletes: Sequence[str]) -> _Document:
         """The document after a commit."""
         stamp = self.stamp + 1
-        gone = [key for key in deletes if key in self.entries]
+        gone = dict.fromkeys(key for key in deletes if key in self.entries)
         entries = {key: entry for key, entry in self.entries.items() if key not in gone} | {
             key: (data, stamp) for key, data in puts.items()
         }
