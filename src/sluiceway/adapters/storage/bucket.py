@@ -435,8 +435,10 @@ class BucketPartitionStore:
     def _note_head(self, ref: PartitionRef, opened: _Open, head: Head, tag: str) -> None:
         """The open partition has that head now."""
         self._wipe_unless_named(opened.head, head)
+        if tag != opened.tag:
+            # Those that were sent before can no longer come.
+            opened.sent.clear()
         opened.head, opened.tag = head, tag
-        opened.sent.clear()
         self._attached.pop(ref, None)
         if self._is_attached(opened) and self._open_ones.get(ref) is opened:
             self._attached[ref] = opened
