@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from sluiceway.contract.queue_settings import KeyRate, QueueSettings
-from sluiceway.core.partition.key_flows import TURN_ITEMS, TURNS, KeyRules, key_rules
+from sluiceway.core.partition.key_flows import TURN_ITEMS, TURNS, KeyFlows, KeyRules, key_rules
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.model.changes import Changes
@@ -182,6 +182,35 @@ def test_a_key_that_waits_for_its_rate_wakes_once_and_says_so() -> None:
         assert len(flows._wakes) == 1
 
 
+@pytest.mark.parametrize(("per_second", "burst"), [(6, 2), (1.5, 5), (0.6, 11), (600, 2)])
+def test_a_key_that_has_used_up_its_rate_wakes_later_although_times_are_rounded(
+    monkeypatch: pytest.MonkeyPatch, per_second: float, burst: int
+) -> None:
+    """An interval such as 166.666… ms: when the next item may be leased, and how many may be at that time, are rounded differently."""
+    asked = 0
+    allowed = KeyFlows._allowed
+
+    def counted(flows: KeyFlows, number: int) -> int:
+        nonlocal asked
+        asked += 1
+        assert asked < 20, "the key is woken without end"
+        return allowed(flows, number)
+
+    monkeypatch.setattr(KeyFlows, "_allowed", counted)
+    begun = now = 1_795_000_000_000
+    rig = rig_of(key_rules(QueueSettings(key_rate=KeyRate(per_second, burst=burst))))
+    rig.machine.tick(now)
+    produce(rig, "a", 100, now)
+    for _ in range(100):
+        asked = 0
+        wakes_at = rig.machine.next_timer()
+        assert wakes_at is not None
+        now = wakes_at
+        rig.machine.tick(now)
+        leased(rig, 1, now)
+    assert now - begun <= 1_000 / per_second * 100 + 200
+
+
 def test_a_rate_is_remembered_while_a_key_has_nothing_waiting() -> None:
     rig = rig_of(key_rules(QueueSettings(key_rate=KeyRate(10, burst=1))))
     rig.machine.tick(START)
@@ -193,3 +222,27 @@ def test_a_rate_is_remembered_while_a_key_has_nothing_waiting() -> None:
     assert leased(rig, 1, now + 50) == []
     rig.machine.tick(now + 100)
     assert leased(rig, 1, now + 100) == ["a"]
+
+
+def test_keys_at_rest_are_looked_through_rarely_although_their_rates_are_low() -> None:
+    rig = rig_of(key_rules(QueueSettings(key_rate=KeyRate(0.001, burst=1))))
+    rig.machine.tick(START)
+    now = START + 1_000_000
+    rig.machine.tick(now)
+    rig.produce([Row(b"", key=f"{number}") for number in range(2_500)], now)
+    assert len(leased(rig, 2_500, now)) == 2_500
+    flows = rig.machine.log.flows
+    assert flows is not None
+    looks = 0
+    for step in range(100):
+        before = flows._past
+        rig.machine.tick(now + step)
+        looks += flows._past is not before
+    assert looks == 1
+    assert len(flows._past) == 2_500
+    # They are not kept for good.
+    now += 1_000_001
+    rig.produce([Row(b"", key=f"other {number}") for number in range(3_000)], now)
+    assert len(leased(rig, 3_000, now)) == 3_000
+    rig.machine.tick(now)
+    assert len(flows._past) == 3_000

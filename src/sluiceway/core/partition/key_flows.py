@@ -144,8 +144,7 @@ class KeyFlows:
         """Those of `_flight` that hold it up until their delay is over."""
         self._can = array("q")
         """The flow's part of `servable`."""
-        self._deficit = array("q")
-        self._line = array("b")
+        self._deficit, self._line = array("q"), array("b")
         self._full_at = array("d")
         """Where there is a rate: when the key may have a whole burst again, if nothing of it is leased until then."""
         self._now: Millis = 0
@@ -153,6 +152,8 @@ class KeyFlows:
         """When this owner began. Nobody knows what was leased before: each key begins without its burst."""
         self._past: dict[int, float] = {}
         """`_full_at` of keys that have no flow now."""
+        self._most_past = 0
+        """How many there may be before those that may have a whole burst again are dropped."""
         self._wakes: list[tuple[float, int]] = []
         """When a flow that has used up its rate may be served again: (time, key). May name keys that have no flow any more."""
         self._waking: set[int] = set()
@@ -321,8 +322,10 @@ class KeyFlows:
             for number in list(self._numbers.values()):
                 self._full_at[number] = self._begun_at + self.rules.burst * self.rules.interval
                 self._update(number)
-        if len(self._past) > 2 * len(self._numbers) + 1_000:
+        if len(self._past) > max(self._most_past, 2 * len(self._numbers) + 1_000):
             self._past = {key: full_at for key, full_at in self._past.items() if full_at > now}
+            # At low rates all of them may stay for long: they are looked through only once they have doubled.
+            self._most_past = 2 * len(self._past)
 
     def _allowed(self, number: int) -> int:
         """Items that the key's rate allows now. Otherwise it wakes when it allows one: the generic cell rate algorithm (ITU-T I.371)."""
@@ -332,7 +335,9 @@ class KeyFlows:
         allowed = int(burst - max(0.0, self._full_at[number] - self._now) / interval + 1e-9)
         if not allowed and self._keys[number] not in self._waking:
             self._waking.add(self._keys[number])
-            heapq.heappush(self._wakes, (self._full_at[number] - (burst - 1) * interval, self._keys[number]))
+            # Later than now, however both are rounded: a key that wakes too early would be woken again and again.
+            wakes_at = max(self._full_at[number] - (burst - 1) * interval, self._now + 1)
+            heapq.heappush(self._wakes, (wakes_at, self._keys[number]))
         return allowed
 
     # ---- flows ------------------------------------------------------------------------------------------------
