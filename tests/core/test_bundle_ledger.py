@@ -248,7 +248,7 @@ class World:
             rows = [self.names(self.rigs[source], piece.blob, BitMap(piece.rows.tolist())) for piece in open_slices(lease)]
             batch = batch_of(rows_of(*(name for names in rows for name in names)))
             group = f"{MOVE_GROUP}{source}.{transfer}"
-            self.rigs[number].machine.produce(batch, self.now, ProduceKey("m", group, 1), lives_of(lease))
+            self.rigs[number].machine.produce(batch, self.now, ProduceKey("m", group, 1), lives_of(lease, machine.log.bundles))
             self.arrived.add((source, transfer))
         return "none"
 
@@ -422,7 +422,8 @@ def test_an_item_that_moves_while_the_partitions_are_read_is_missed_by_none() ->
     total = target.machine.count_bundles(CountBundles(0, (bundle,), "close"))
     number, _ = source.machine.transfers.move_out(1, 1e9, 1, False, START)
     move = source.machine.transfers.by_number[number]
-    target.machine.produce(batch_of(rows_of("x")), START, ProduceKey("m", f"{MOVE_GROUP}q.0", number), lives_of(move))
+    lives = lives_of(move, source.machine.log.bundles)
+    target.machine.produce(batch_of(rows_of("x")), START, ProduceKey("m", f"{MOVE_GROUP}q.0", number), lives)
     source.machine.transfers.end(number)
     total.add(source.machine.count_bundles(CountBundles(0, (bundle,), "close")))
     assert not source.machine.log.extents
@@ -436,6 +437,19 @@ def test_an_item_that_moves_while_the_partitions_are_read_is_missed_by_none() ->
     assert total.counts == {bundle: BundleCount(1, 1)}
     assert not target.machine.admission.is_empty, "it still has the count"
     target.machine.count_bundles(CountBundles(0, (bundle,), "forget"))
+    assert target.machine.admission.is_empty
+
+
+def test_what_is_left_of_a_bundle_that_is_over_leaves_no_count_where_it_moves_to() -> None:
+    """As of a bundle that was cancelled: nobody would ever have the target forget its count, and the target could not be removed."""
+    source, target = Rig(), Rig()
+    source.machine.produce(batch_of(rows_of("x")), START, bundle="a")
+    source.machine.count_bundles(CountBundles(0, (hash_of("a"),), "forget"))
+    number, _ = source.machine.transfers.move_out(1, 1e9, 1, False, START)
+    lives = lives_of(source.machine.transfers.by_number[number], source.machine.log.bundles)
+    target.machine.produce(batch_of(rows_of("x")), START, ProduceKey("m", f"{MOVE_GROUP}q.0", number), lives)
+    target.commit()
+    target.close(target.lease(1))
     assert target.machine.admission.is_empty
 
 

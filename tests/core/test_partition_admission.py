@@ -195,7 +195,7 @@ def test_items_that_come_alone_are_moved_together() -> None:
     rig.machine.tick(START + 1)
     number, items = rig.machine.transfers.move_out(9, EVERYTHING, 1, False, START + 1)
     assert items == 3
-    assert lives_of(rig.machine.transfers.by_number[number]) == (MovedItem(3, START, 1, max_lease_size=1),)
+    assert lives_of(rig.machine.transfers.by_number[number], rig.machine.log.bundles) == (MovedItem(3, START, 1, max_lease_size=1),)
 
 
 def test_scheduled_items_go_by_their_time_in_pieces_and_leave_nothing_in_the_line() -> None:
@@ -205,10 +205,10 @@ def test_scheduled_items_go_by_their_time_in_pieces_and_leave_nothing_in_the_lin
     rig.commit()
     first, items = rig.machine.transfers.move_out(2, EVERYTHING, 1, True, START)
     assert items == 2
-    assert [life.due_at for life in lives_of(rig.machine.transfers.by_number[first])] == [START + 10, START + 20]
+    assert [life.due_at for life in lives_of(rig.machine.transfers.by_number[first], rig.machine.log.bundles)] == [START + 10, START + 20]
     assert [extent.first for extent in rig.machine.log.ready] == [0]
     rig.reload()
-    assert [life.due_at for life in lives_of(rig.machine.transfers.by_number[first])] == [START + 10, START + 20]
+    assert [life.due_at for life in lives_of(rig.machine.transfers.by_number[first], rig.machine.log.bundles)] == [START + 10, START + 20]
     rig.machine.transfers.call_back(first)
     rig.reload()
     assert rig.machine.log.scheduled_count == 4

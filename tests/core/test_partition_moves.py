@@ -230,7 +230,7 @@ class TwoPartitions(RuleBasedStateMachine):
                 found = next(each for each in self._found(side) if each.spot.offset == offset and each.spot.place == "dying")
                 assert found.spot.origin == piece.blob + row
                 rows.append({"payload": found.payload, "kind": found.kind, "headers": found.headers, "origin": found.origin})
-        key, lives = self._move_key(side, number), lives_of(transfer)
+        key, lives = self._move_key(side, number), lives_of(transfer, self.rigs[side].machine.log.bundles)
         assert not self.rigs[1 - side].machine.admission.refuses(key), "what is on its way must arrive"
         arrived = self._do(1 - side, there, lambda machine: machine.produce(batch_from_rows(rows), self.now, key, lives))
         if arrived is not None and there == "heard":

@@ -49,6 +49,9 @@ class BundleLedger:
     def __iter__(self) -> Iterator[int]:
         return iter(self._of)
 
+    def __contains__(self, bundle: int) -> bool:
+        return bundle in self._of
+
     def record(self, bundle: int) -> bytes | None:
         """The bytes to store; None if it is forgotten."""
         record = self._of.get(bundle)

@@ -15,6 +15,7 @@ from sluiceway.contract.queue_stats import COUNTERS, PartitionStats
 from sluiceway.core.partition import lease_loading
 from sluiceway.core.partition.blob_uniques import BlobUniques
 from sluiceway.core.partition.blob_values import BlobValues
+from sluiceway.core.partition.bundle_ledger import BundleLedger
 from sluiceway.core.partition.closed_leases import unknown_extent
 from sluiceway.core.partition.compaction import open_rows
 from sluiceway.core.partition.key_flows import KeyFlows, KeyTotals
@@ -92,9 +93,12 @@ def _slice(part: Part, rows: Offsets, offsets: Offsets, handled: bool) -> Slice:
     return Slice(blob.number, rows, offsets, part.extent.attempts + handled, blob.written_at, blob.columns)
 
 
-def lives_of(transfer: LeaseState) -> tuple[MovedItem, ...]:
+def lives_of(transfer: LeaseState, counted: BundleLedger) -> tuple[MovedItem, ...]:
     """Moved-item metadata of a transfer inside the queue, for the rows of its `open_slices`: one entry for each slice, or, where a slice
-    has items of several bundles, for each run of one."""
+    has items of several bundles, for each run of one.
+
+    Of the bundles, those that are `counted` in the partition. Others are over, and the target's count would stay there for good.
+    """
     due_at = transfer.due_at()
     return tuple(
         MovedItem(
@@ -104,7 +108,7 @@ def lives_of(transfer: LeaseState) -> tuple[MovedItem, ...]:
             part.extent.expires_at,
             due_at.get(part.base, 0),
             part.extent.max_lease_size,
-            bundle,
+            bundle if bundle in counted else NO_KEY,
         )
         for part, those in by_part(transfer, transfer.open_positions())
         for bundle, items in _by_bundle(part, those)

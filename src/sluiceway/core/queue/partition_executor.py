@@ -403,7 +403,7 @@ class PartitionExecutor:
         self.transferring[target] = number = next(iter(partition.transfers.by_target[target]))
         lease = partition.transfers.by_number[number]
         moves_to = lease.moves_to
-        lives = () if moves_to is None else lives_of(lease)
+        lives = () if moves_to is None else lives_of(lease, partition.log.bundles)
         dies = lease.transfer and moves_to is None and lease.target is not None
         instead = partition.dead_queue if dies and self._has_another_dead_queue(lease) else None
         # The texts name positions, the rows are the open ones of these.
