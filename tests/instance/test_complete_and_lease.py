@@ -103,6 +103,21 @@ async def test_a_caller_that_goes_away_leaves_no_lease(tmp_path: Path) -> None:
 
 
 @driven
+async def test_bundles_hear_of_a_completion_while_its_lease_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the last item of one, and nothing else comes: the lease waits for its whole time."""
+    async with holding(tmp_path) as (service, _, completion):
+        await lease(service, "q", 1)
+        noted: list[str] = []
+        monkeypatch.setattr(service.bundle_driver, "note_settled", noted.append)
+        waiting = asyncio.ensure_future(both(service, completion, request_timeout=900_000))
+        await eventually(lambda: noted == ["q"])
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+
+@driven
 async def test_a_completion_that_is_refused_at_once_leases_nothing(tmp_path: Path) -> None:
     async with holding(tmp_path) as (service, _, completion):
         request = Lease("c", 1, 0)

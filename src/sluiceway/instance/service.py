@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -704,13 +705,12 @@ class Service:
             leasing.close()
             raise
         self._settling.add(settling)
-        settling.add_done_callback(self._settled)
+        settling.add_done_callback(partial(self._settled, queue_name))
         leased = await leasing
         if not settling.done():
             await asyncio.wait([settling], timeout=CONFIRM_WITHIN)
         if not settling.done() or settling.cancelled() or settling.exception() is not None:
             return leased, None
-        self.bundle_driver.note_settled(queue_name)
         self._note_handler_times(queue_name, request)
         return leased, settling.result()
 
@@ -719,11 +719,12 @@ class Service:
             return driver.begin(request)
         return asyncio.ensure_future(self._router.settle(driver.record, request))
 
-    def _settled(self, settling: asyncio.Future[Settled]) -> None:
+    def _settled(self, queue_name: str, settling: asyncio.Future[Settled]) -> None:
         self._settling.discard(settling)
-        if not settling.cancelled():
-            # asyncio logs an error that nothing has read, and the caller may have its answer already.
-            settling.exception()
+        # asyncio logs an error that nothing has read, and the caller may have its answer already.
+        if not settling.cancelled() and settling.exception() is None:
+            # Not only when the lease ends: after a bundle's last item it waits for its whole time.
+            self.bundle_driver.note_settled(queue_name)
 
     def _note_handler_times(self, queue_name: str, request: Settle) -> None:
         if request.handler_times:
