@@ -18,7 +18,7 @@ from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor, KeySpec, Scope
-from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, View
+from sluiceway.ports.meta_store import ConflictError, Entry, MetaStore, MetaUnknownError, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 from tests.server.server_process import PATIENCE
 
@@ -256,6 +256,43 @@ def test_without_its_meta_store_the_known_keys_are_good(caplog: pytest.LogCaptur
 
     asyncio.run(run())
     assert caplog.text.count("are not seen") == 1
+
+
+def test_an_error_that_nobody_expects_does_not_end_the_polls(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise keys that other processes revoke would be good until a restart."""
+
+    async def run() -> None:
+        meta = Counted()
+        async with started(meta, poll_interval=1) as keys:
+            _, text = await keys.create(SPEC, BY)
+            fails = True
+            show = keys._show
+
+            def shown(entries: dict[str, Entry]) -> None:
+                if fails:
+                    raise RuntimeError("a bug")
+                show(entries)
+
+            monkeypatch.setattr(keys, "_show", shown)
+            before = meta.reads
+
+            async def polled() -> bool:
+                return meta.reads > before + 5 or (keys._poll is not None and keys._poll.done())
+
+            await until(polled)
+            fails = False
+            await meta.commit(deletes=[API_KEY + text.split("_")[1]])
+
+            async def is_refused() -> bool:
+                assert keys._poll is not None
+                assert not keys._poll.done()
+                return keys.known(text.split("_")[1]) is None
+
+            await until(is_refused)
+
+    asyncio.run(run())
+    assert caplog.text.count("are not seen") == 1
+    assert "RuntimeError: a bug" in caplog.text
 
 
 def test_a_record_that_cannot_be_read_shuts_nobody_out(caplog: pytest.LogCaptureFixture) -> None:

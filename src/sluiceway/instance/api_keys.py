@@ -156,9 +156,11 @@ class ApiKeys:
             try:
                 await self._read()
                 failing = False
-            except StoreUnavailableError as error:
+            except Exception as error:
+                # Whatever it is: without polls, revoked keys would be good until a restart.
                 if not failing:
-                    log.error("API keys created or revoked by other processes are not seen: %s", error)
+                    about = None if isinstance(error, StoreUnavailableError) else error
+                    log.error("API keys created or revoked by other processes are not seen: %s", error, exc_info=about)
                 failing = True
 
     async def _read(self) -> View:

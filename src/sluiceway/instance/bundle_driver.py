@@ -340,3 +340,6 @@ class BundleDriver:
             await self._bundles.follow()
         except SluicewayError as error:
             log.warning("changes of bundles could not be read, will retry: %s", error.detail)
+        except Exception:
+            # It must not end the watch, or this instance would hear of no change any more.
+            log.exception("changes of bundles could not be followed, will retry")

@@ -381,3 +381,6 @@ class ScheduleDriver:
             await self._schedules.follow()
         except SluicewayError as error:
             log.warning("changes of schedules could not be read, will retry: %s", error.detail)
+        except Exception:
+            # It must not end the watch, or this instance would hear of no change any more.
+            log.exception("changes of schedules could not be followed, will retry")
