@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from sluiceway import testing
 from sluiceway.client import AsyncClient, CallError, Client, Event
-from sluiceway.client.events import MAX_EVENT, EventParser
+from sluiceway.client.events import MAX_EVENT, EventParser, EventReader
+from sluiceway.client.http_exchange import EVENTS_TIMEOUT
 
 STREAM = b'id: p-1\nevent: queue.created\ndata: {"queue_name":"a"}\n\n: still there\n\n'
 STREAM += b'id: p-2\r\nevent: stats\r\ndata: {"a":\r\ndata: 1}\r\n\r\n'
@@ -142,6 +143,18 @@ def test_a_server_that_stays_away_is_given_up(take: Take) -> None:
     with pytest.raises(CallError) as raised:
         take(1, client={"transport": transport, "retry_for": "100ms"})
     assert raised.value.code == "unavailable"
+
+
+def test_a_connection_that_breaks_in_silence_is_replaced() -> None:
+    """It is found broken only when there was nothing for longer than a call is repeated; so is one whose reader was slow."""
+    reader = EventReader(None, None, retry_for=30, now=0)
+    timed_out = CallError("outcome_unknown", "timed out")
+    assert reader.heard(STREAM) == EVENTS
+    broken_at = 10 + EVENTS_TIMEOUT
+    assert reader.pause(timed_out, broken_at, 0) > 0
+    assert reader.pause(timed_out, broken_at + 29, 0) > 0
+    with pytest.raises(CallError):
+        reader.pause(timed_out, broken_at + 30, 0)
 
 
 def test_a_server_sends_what_happens() -> None:

@@ -258,16 +258,20 @@ def test_stale_ids_come_with_the_error_even_after_an_attempt_in_doubt() -> None:
     ("status", "code"),
     [
         (429, "too_many_requests"),
+        (408, "outcome_unknown"),
+        (500, "outcome_unknown"),
         (502, "outcome_unknown"),
         (503, "outcome_unknown"),
         (504, "outcome_unknown"),
+        (524, "outcome_unknown"),
         (404, "not_found"),
         (302, "not_found"),
     ],
 )
 @pytest.mark.parametrize("body", [b"<html>no</html>", b"", b"[]", b"\xff"])
 def test_an_error_that_is_not_the_servers_is_not_taken_for_one(status: int, code: str, body: bytes) -> None:
-    assert protocol.read_problem(status, body).code == code
+    error = protocol.read_problem(status, body)
+    assert (error.code, error.retryable) == (code, code != "not_found"), "a proxy that is short of something stops no consumer"
 
 
 # -- repeating ----------------------------------------------------------------------------------------------------------

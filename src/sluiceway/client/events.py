@@ -71,19 +71,23 @@ class EventReader:
         self.query = f"?{urlencode(fields)}" if fields else ""
         self.parser = EventParser()
         self._retry_for = retry_for
-        self._begin(now)
+        self._repeats: Repeats | None = self._begun(now)
 
-    def _begin(self, now: float) -> None:
-        self._repeats = Repeats(Call("/v1/events", b"", bytes, True), self._retry_for, now)
+    def _begun(self, now: float) -> Repeats:
+        return Repeats(Call("/v1/events", b"", bytes, True), self._retry_for, now)
 
-    def heard(self, part: bytes, now: float) -> list[Event]:
+    def heard(self, part: bytes) -> list[Event]:
         """Return the events that end in this part. This restarts the time to reconnect. Raises as `EventParser.feed`."""
-        self._begin(now)
+        # Counted from the next failure on. A connection that breaks in silence, or while an event is handled, is found broken only
+        # after a time that may be longer than `retry_for`.
+        self._repeats = None
         return self.parser.feed(part)
 
     def pause(self, error: CallError, now: float, roll: float) -> float:
         """Return the seconds until the next connection, jittered by `roll` (0 to 1). Raises `error` if there is to be no next one."""
         self.parser.restart()
+        if self._repeats is None:
+            self._repeats = self._begun(now)
         return self._repeats.pause(error, now, roll)
 
 

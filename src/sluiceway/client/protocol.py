@@ -137,7 +137,8 @@ def read_problem(status: int, body: bytes, wait: str | None = None) -> CallError
         where = f"the answer is HTTP {status}, not from a Sluiceway server"
         if status == 429:
             return CallError("too_many_requests", f"{where}: a proxy limits requests", retry_after=retry_after)
-        if status in (502, 503, 504):
+        if status == 408 or status >= 500:
+            # Such as 500 of an overloaded nginx, or 52x of a CDN. Whether the server got the call, a proxy does not say.
             return CallError("outcome_unknown", f"{where}: a proxy gave up", retry_after=retry_after)
         return CallError("not_found", f"{where}; check the URL")
     kind = ErrorKind(status, problem.retryable, problem.title)

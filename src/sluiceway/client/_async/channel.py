@@ -92,7 +92,7 @@ class AsyncChannel:
         return read_answer(call, answer)
 
     async def events(self, queue_name: str | None, types: Iterable[str] | None) -> AsyncGenerator[Event, None]:
-        """Yield the server's events without end, over broken connections. Raises CallError once `retry_for` is over without a byte."""
+        """Yield the server's events without end, over broken connections. Raises CallError if `retry_for` after a break nothing came."""
         reader = EventReader(queue_name, types, self.retry_for, time.monotonic())
         while True:
             try:
@@ -116,7 +116,7 @@ async def _events(parts: AsyncIterator[Answer], reader: EventReader) -> AsyncGen
             body += part.body
             continue
         check_content_type(part)
-        for event in reader.heard(part.body, time.monotonic()) if part.body else ():
+        for event in reader.heard(part.body) if part.body else ():
             yield event
     if body or part.status != 200:
         raise read_problem(part.status, body, part.header(b"retry-after"))

@@ -976,6 +976,6 @@ class AsyncClient:
         """Yield the server's events as they happen, without end: those of one queue, or of some types, if given.
 
         A broken connection is replaced, and missed events follow; where the server no longer has them, an event of type `reset` comes
-        instead. Raises CallError if the server refuses, and `unavailable` after `retry_for` without any data.
+        instead. Raises CallError if the server refuses, and if there are no data for `retry_for` after a break.
         """
         return self._channel.events(queue_name, types)
