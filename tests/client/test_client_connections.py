@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sluiceway.client import connections
+from sluiceway.client import async_connections, connections
 from sluiceway.client.async_connections import AsyncConnections
 from sluiceway.client.connections import Connections
 from sluiceway.client.http_exchange import Endpoint
@@ -214,6 +214,33 @@ def test_a_connection_that_the_server_has_closed_is_not_used_again(face: Face) -
         server.wait_for_open(0)
         face.get(server, 2)
         assert server.accepted == 4
+
+
+def test_of_several_addresses_one_that_does_not_answer_hides_none_of_the_others(server: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the loss of one of the machines that a name stands for."""
+    monkeypatch.setattr(async_connections, "CONNECT_TIMEOUT", 0.05)
+    port = int(server.url.rstrip("/").rpartition(":")[2])
+
+    async def exchange() -> Answer:
+        loop = asyncio.get_running_loop()
+        connect = loop.sock_connect
+
+        async def found(host: str, *_: object, **__: object) -> list[Any]:
+            addresses = ["192.0.2.1", "127.0.0.1"] if host == "queue.example" else [host]
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+        async def answered(sock: socket.socket, address: Any) -> None:
+            await (asyncio.Event().wait() if address[0] == "192.0.2.1" else connect(sock, address))
+
+        monkeypatch.setattr(loop, "getaddrinfo", found)
+        monkeypatch.setattr(loop, "sock_connect", answered)
+        pool = AsyncConnections()
+        try:
+            return await pool.exchange(get(f"http://queue.example:{port}/"))
+        finally:
+            await pool.aclose()
+
+    assert asyncio.run(exchange()).body == b"ok"
 
 
 def test_a_cancelled_call_leaves_no_connection(server: Counting) -> None:

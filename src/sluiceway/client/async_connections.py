@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from typing import Final, Self, cast
+from typing import Any, Final, Self, cast
 
 from sluiceway.client.connections import CHUNK, CONNECT_TIMEOUT, Links, watch, why
 from sluiceway.client.http_messages import Answer, AnswerParser, NoAnswerError, NotSentError, Origin, Request
@@ -32,13 +33,21 @@ class AsyncConnection(asyncio.Protocol):
     @classmethod
     async def connect(cls, origin: Origin, context: ssl.SSLContext | None) -> Self:
         """Raises NotSentError."""
-        loop = asyncio.get_running_loop()
+        name = None if context is None else origin.host
+        failed: Exception = OSError("the name has no address")
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                _, made = await loop.create_connection(cls, origin.host, origin.port, ssl=context)
+            for address in await _addresses(origin):
+                try:
+                    # Each has its own time, so that one which does not answer hides none of the others.
+                    async with asyncio.timeout(CONNECT_TIMEOUT):
+                        loop = asyncio.get_running_loop()
+                        _, made = await loop.create_connection(cls, address, origin.port, ssl=context, server_hostname=name)
+                    return made
+                except OSError as error:
+                    failed = error
+            raise failed
         except (OSError, ValueError) as error:
             raise NotSentError(why(error)) from error
-        return made
 
     def is_usable(self) -> bool:
         """Whether the connection, which is idle, is open."""
@@ -147,6 +156,20 @@ class AsyncConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self._parser.is_complete:
             self._fail(NoAnswerError("the connection was closed" if error is None else why(error)))
+
+
+async def _addresses(origin: Origin) -> list[str]:
+    """The addresses of the server, in the order in which to try them. Raises OSError, ValueError."""
+    if ":" in origin.host or origin.host.replace(".", "").isdigit():
+        return [origin.host]
+    async with asyncio.timeout(CONNECT_TIMEOUT):
+        found = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+    return [_named(each[4]) for each in found]
+
+
+def _named(address: tuple[Any, ...]) -> str:
+    """The text of a socket's address, with its link if it is only valid there."""
+    return f"{address[0]}%{address[3]}" if len(address) > 3 and address[3] else str(address[0])
 
 
 class AsyncConnections:
