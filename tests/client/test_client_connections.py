@@ -301,6 +301,22 @@ def test_a_forked_process_has_connections_of_its_own(server: Counting) -> None:
     pool.close()
 
 
+def test_a_forked_process_closes_none_of_the_connections_of_its_parent(server: Counting) -> None:
+    pool = Connections()
+    pool.exchange(get(server.url))
+    child = os.fork()
+    if child == 0:
+        try:
+            pool.close()
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    pool.exchange(get(server.url))
+    assert server.accepted == 1
+    pool.close()
+
+
 # ---- answers of all kinds -----------------------------------------------------------------------------------------------
 
 

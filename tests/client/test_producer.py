@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -416,6 +418,58 @@ def test_threads_share_a_producer(served: testing.TestServer) -> None:
         ids = [each.result(PATIENCE) for each in sent]
     items = {item.id: item for item in served.client.lease("threads", batch_size=1_000, max_partitions=2)}
     assert [int(items[item_id].payload) for item_id in ids] == list(range(400))
+
+
+def passes_in_a_child(check: Callable[[], None]) -> bool:
+    """Whether the check passes in a process that is forked off this one."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            check()
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_process_goes_on_with_the_producer_of_its_parent(served: testing.TestServer) -> None:
+    """As the workers of a web server that loads the application first, and then forks."""
+    served.client.create_queue("forks")
+    with Client(served.url) as client, client.producer("forks") as producer:
+        producer.send("before").result(PATIENCE)
+
+        def check() -> None:
+            producer.send("child").result(20)
+            producer.close()
+
+        assert passes_in_a_child(check)
+        producer.send("parent").result(PATIENCE)
+    assert [item.payload for item in served.client.lease("forks", batch_size=10)] == [b"before", b"child", b"parent"]
+
+
+def test_what_a_producer_has_taken_is_not_sent_by_a_process_that_is_forked_off_meanwhile() -> None:
+    let_go = threading.Event()
+
+    def slowly(body: dict[str, Any]) -> httpx.Response:
+        assert let_go.wait(PATIENCE)
+        return stored(body)
+
+    script = Script(slowly)
+    with scripted(SyncFace, script, max_in_flight=1) as producer:
+        sent = producer.send("under way")
+        waiting = producer.send("waits")
+
+        def check() -> None:
+            for each in (sent, waiting):
+                with pytest.raises(SluicewayError, match="forked") as raised:
+                    each.result(20)
+                assert raised.value.code == "outcome_unknown"
+            producer.flush()
+            assert len(script.seen) <= 1
+
+        assert passes_in_a_child(check)
+        let_go.set()
+        assert waiting.result(PATIENCE)
+    assert [len(body["items"]) for body in script.seen] in ([1, 1], [2])
 
 
 @pytest.mark.slow

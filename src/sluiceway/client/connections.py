@@ -41,11 +41,14 @@ class Links(Generic[L]):
         self._all: set[L] = set()
         self._idle: dict[Origin, deque[tuple[L, float]]] = {}
 
+    def _part(self) -> None:
+        """Forget the connections of a parent process: who shares one reads the other's answers, and ends its calls by closing it."""
+        if self._process != os.getpid():
+            self._reset()
+
     def take(self, origin: Origin) -> tuple[L | None, list[L]]:
         """An idle connection, or None; and the connections to close, which were idle for too long."""
-        if self._process != os.getpid():
-            # Two processes that share a connection would read each other's answers.
-            self._reset()
+        self._part()
         with self._lock:
             idle = self._idle.get(origin)
             if not idle:
@@ -85,6 +88,7 @@ class Links(Generic[L]):
 
     def forget_all(self) -> list[L]:
         """Remove and return all connections, idle or in use."""
+        self._part()
         with self._lock:
             links = list(self._all)
             self._all.clear()

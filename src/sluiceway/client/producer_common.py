@@ -104,6 +104,10 @@ def cut_off() -> SluicewayError:
     return SluicewayError("outcome_unknown", "the producer was cancelled while it sent this item; it may or may not be stored")
 
 
+def of_the_parent() -> SluicewayError:
+    return SluicewayError("outcome_unknown", "the process that this one was forked off sends this item; it may or may not be stored")
+
+
 def closed() -> SluicewayError:
     return SluicewayError("unavailable", "the producer is closed; create another one")
 

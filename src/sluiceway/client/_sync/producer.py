@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import TracebackType
@@ -12,7 +14,7 @@ from typing import Self
 
 from sluiceway.client import answers
 from sluiceway.client.batching import Batch, Batching, BatchLimits
-from sluiceway.client.producer_common import Posting, checked_item, closed
+from sluiceway.client.producer_common import Posting, checked_item, closed, of_the_parent
 from sluiceway.client.protocol import Call
 from sluiceway.kernel.clock import Millis
 
@@ -51,23 +53,42 @@ class Producer:
 
     An item that the server refuses fails alone; the rest of its batch is stored. When a call fails, all items of its batch fail. With
     `outcome_unknown` they may be stored nevertheless, all or none.
+
+    A forked process may go on using the producer of its parent, which alone sends the items that it had taken.
     """
 
     def __init__(self, run: Callable[[Call[answers.Produced], float], answers.Produced], posting: Posting, limits: BatchLimits) -> None:
         self._run = run
         self._posting = posting
-        self._batching: Batching[threading.Event] = Batching(limits, threading.Event)
+        self._limits = limits
+        self._closed = False
+        self._begin()
+        self._start()
+        _producers.add(self)
+
+    def _begin(self) -> None:
+        """Begin without items and workers."""
+        self._batching: Batching[threading.Event] = Batching(self._limits, threading.Event)
         self._lock = threading.Lock()
         self._due = threading.Condition(self._lock)
         """Notifies the workers that a batch may be due."""
         self._moved = threading.Condition(self._lock)
         """Notifies waiting `send` calls that there may be room."""
-        self._closed = False
-        self._workers = [
-            threading.Thread(target=self._work, name=f"sluiceway-producer-{n}", daemon=True) for n in range(limits.max_in_flight)
-        ]
+        self._workers: list[threading.Thread] = []
+
+    def _start(self) -> None:
+        count = self._limits.max_in_flight
+        self._workers = [threading.Thread(target=self._work, name=f"sluiceway-producer-{n}", daemon=True) for n in range(count)]
         for worker in self._workers:
             worker.start()
+
+    def _part(self) -> None:
+        """This process was forked off the producer's: it has none of its threads, and perhaps locks that nobody releases."""
+        unfinished = self._batching.unfinished
+        self._begin()
+        for batch in unfinished:
+            batch.error, batch.done = of_the_parent(), threading.Event()
+            batch.done.set()
 
     def __enter__(self) -> Self:
         return self
@@ -101,6 +122,9 @@ class Producer:
                 self._moved.wait()
             if self._closed:
                 raise closed()
+            if not self._workers:
+                # In a forked process, with its first item.
+                self._start()
             batch, at = self._batching.add(item, size, _now())
             if at == 0 or self._batching.is_full(batch):
                 self._due.notify()
@@ -161,6 +185,18 @@ class Producer:
                     return None
                 at = self._batching.wake_at()
                 self._due.wait(None if at is None else max(1, at - now) / 1000)
+
+
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for producer in list(_producers):
+        producer._part()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _now() -> Millis:
