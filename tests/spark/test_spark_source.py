@@ -106,6 +106,16 @@ def test_a_queue_that_is_away_does_not_cost_the_leases_of_others() -> None:
     assert asked == ["a", "b"]
 
 
+def test_an_error_that_nobody_expects_does_not_end_the_extension(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as an answer that lacks a field, as a proxy may give one: all leases would run out, and nothing would say so."""
+    keeper = source.LeaseKeeper(source_options({"url": "http://127.0.0.1:1", "queue": "a", "consumer": "c"}))
+    try:
+        assert not keeper._try(lambda: {}["ignored"])
+    finally:
+        keeper.stop()
+    assert "will retry" in caplog.text
+
+
 def test_no_item_no_batch(world: Server) -> None:
     queue = world.create("empty")
     driver = reader(world, queue)

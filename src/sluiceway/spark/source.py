@@ -403,6 +403,10 @@ class LeaseKeeper:
         except SluicewayError as error:
             log.warning("leases were not extended, will retry: %s", error)
             return False
+        except Exception:
+            # This thread keeps all leases, and nobody would see it end.
+            log.exception("leases were not extended, will retry")
+            return False
         if gone:
             log.warning("leases lost while their batch runs, so their items are served again: %s", ", ".join(gone))
         return True
