@@ -12,8 +12,8 @@ import pytest
 
 from sluiceway.client import AsyncConsumer, CallError, Lease, Leased, LeasedItem
 from sluiceway.client._async import consumer as consumer_module
-from sluiceway.client.answers import Completed, Extended, Ignored
-from sluiceway.client.lease_manager import DONE, Extend, LeaseManager, Lost, Settle
+from sluiceway.client.answers import Completed, Extended, Ignored, Released
+from sluiceway.client.lease_manager import DONE, HANG_UP_TIME, QUIET_TIME, Extend, LeaseManager, Lost, Settle
 from sluiceway.client.protocol import Call
 
 AT = datetime(2026, 1, 31, tzinfo=UTC)
@@ -102,6 +102,48 @@ def test_a_partition_that_is_back_is_called_with_the_others(monkeypatch: pytest.
     world.now = 62_000
     world.extend()
     assert world.calls == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("already_there", [True, False])
+def test_a_lease_call_whose_answer_is_here_is_not_hung_up(already_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where handlers keep the event loop busy, an answer and the end of the time to wait for it are noticed together."""
+
+    async def main() -> None:
+        answer: asyncio.Future[Leased] = asyncio.get_running_loop().create_future()
+        world = World(monkeypatch)
+        released: list[list[str]] = []
+
+        async def attempt(call: Call[Any]) -> object:
+            if call.path == "/v1/queue.lease":
+                return await answer
+            released.append(json.loads(call.body)["ids"])
+            return Released(released=1)
+
+        consumer = AsyncConsumer(attempt, "q", "c", LeaseManager(8, 0, LEASE_TIMEOUT, 20, 30_000))
+        lease = Lease(lease_id="k.0.L7", partition=0, count=1, lease_deadline=AT)
+        leased = Leased(queue_name="q", leases=[lease], items=[LeasedItem(id="k.0.7", origin="", partition=0, lease_id="k.0.L7")])
+
+        def arrive() -> None:
+            if not answer.cancelled():
+                answer.set_result(leased)
+
+        async with consumer:
+            await asyncio.sleep(0)
+            consumer.stop()
+            if already_there:
+                arrive()
+            world.now += QUIET_TIME
+            consumer._pump()
+            if not already_there:
+                # It is read from the connection next.
+                asyncio.get_running_loop().call_soon(arrive)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            world.now += HANG_UP_TIME
+            consumer._pump()
+        assert released == [["k.0.7"]]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

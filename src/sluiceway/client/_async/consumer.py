@@ -362,7 +362,7 @@ class AsyncConsumer:
             self._ask = self._spawn(self._lease(effect.batch_size))
         elif isinstance(effect, HangUp):
             assert self._ask is not None
-            self._ask.cancel()
+            self._spawn(_cancel_unless_answered(self._ask))
         elif isinstance(effect, Extend):
             self._spawn(self._extend(effect.lease_ids))
         elif isinstance(effect, Settle):
@@ -506,6 +506,16 @@ def open_consumer(
 ) -> AsyncConsumer:
     """Return a consumer whose calls go over `channel`."""
     return AsyncConsumer(channel.attempt, queue_name, client_id, manager, error_messages=error_messages)
+
+
+async def _cancel_unless_answered(call: asyncio.Task[None]) -> None:
+    """Cancel the call, but not before it has read an answer that is here: a handler may have kept the event loop busy for long.
+
+    What arrives in this iteration of the event loop, or waits for the next one, wakes the call in the iteration after that.
+    """
+    for _ in range(3):
+        await asyncio.sleep(0)
+    call.cancel()
 
 
 def _named(items: list[LeasedItem]) -> str:
