@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import io
 import os
 import pickle
 import re
@@ -23,6 +25,7 @@ from sluiceway.instance.configuration import load
 from sluiceway.kernel.address import Address
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.configuration import ClusterSettings, Configuration, ServerSettings
+from sluiceway.server import workers as module
 from sluiceway.server.run import cluster_of
 from sluiceway.server.wiring import Door
 from sluiceway.server.workers import COMMAND as COMMAND_OF_WORKERS
@@ -74,6 +77,57 @@ def test_how_others_reach_an_instance(cluster: ClusterSettings, workers: int, at
 
 def test_a_server_by_itself_is_in_no_cluster() -> None:
     assert cluster_of(Path("/data"), Configuration(), Address("127.0.0.1", 7), False) is None
+
+
+class Process:
+    """Stands in for a worker's process that serves until it is told to stop, or `ends`."""
+
+    def __init__(self) -> None:
+        self.pid = 7
+        self.stdin = io.BytesIO()
+        self.stdout = asyncio.StreamReader()
+        self.stdout.feed_data(b'{"url":"http://here"}\n')
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def ends(self, number: int = signal.SIGKILL) -> None:
+        if not self._code.done():
+            self._code.set_result(-number)
+            self.stdout.feed_eof()
+
+    send_signal = ends
+
+    async def wait(self) -> int:
+        return await self._code
+
+
+def test_a_worker_that_cannot_be_started_again_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when there is no memory for it, which is often why the one before was killed."""
+    monkeypatch.setattr(module, "FIRST_DELAY", 0)
+    started: list[Process] = []
+    refusals = [OSError(12, "Cannot allocate memory")] * 2
+
+    async def start(*_: object, **__: object) -> Process:
+        if len(started) == 2 and refusals:
+            raise refusals.pop()
+        started.append(Process())
+        if len(started) == 3:
+            supervisor._stop(signal.SIGTERM)
+        return started[-1]
+
+    async def run() -> None:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        await supervisor.run(lambda: started[0].ends())
+
+    supervisor = module.Supervisor(2, b"", [], 0)
+    hangup = signal.getsignal(signal.SIGHUP)
+    try:
+        asyncio.run(run())
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
+    assert len(started) == 3
+    assert caplog.text.count("could not be started") == 2
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

@@ -152,7 +152,17 @@ class Supervisor:
         """Keep the worker running until the server stops."""
         delay = 0
         while True:
-            child = await self._start(number)
+            try:
+                child = await self._start(number)
+            except OSError as error:
+                if not self._started:
+                    raise
+                # Such as for lack of memory: it is no reason to end the others.
+                delay = next_delay(delay, 0)
+                log.error("worker %d could not be started; trying again in %s: %s", number, format_duration(delay), error)
+                if await self._stops_within(delay):
+                    return
+                continue
             said = await _hear(child)
             began = system.steady()
             if said.url:
@@ -170,10 +180,14 @@ class Supervisor:
             why = f": {said.detail}" if said.detail else ""
             log.error("worker %d (process %d) %s%s; restarting it in %s", number, child.pid, end, why, format_duration(delay))
             self._outdated.add(number)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay / 1_000):
-                    await self._stopping.wait()
-                    return
+            if await self._stops_within(delay):
+                return
+
+    async def _stops_within(self, delay: Millis) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay / 1_000):
+                await self._stopping.wait()
+        return self._stopping.is_set()
 
     async def _start(self, number: int) -> Process:
         fds = [*(sock.fileno() for sock in self._socks), *self._files]

@@ -123,7 +123,11 @@ class Supervisor:
             how = f"ended: {child.error.detail}" if child.error else how_it_ended(code)
             log.warning("process %d %s. It %s", child.number, how, what)
         if child.may_start(self._options.reload):
-            child.start()
+            try:
+                child.start()
+            except OSError as error:
+                # Such as for lack of memory: it is no reason to end the others.
+                log.error("process %d could not be started, trying again in %.0f s: %s", child.number, PAUSES[1], error)
 
     def _stop_all(self) -> None:
         self._ask_to_stop()
@@ -164,7 +168,7 @@ class Child:
         self._assignment = Assignment(handler, number, msgspec.structs.replace(options, listen=None, **names))
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = threading.Thread()
-        self._started_at = 0.0
+        self._started_at = self._not_before = 0.0
         self._failures = 0
         self.counts = Counts()
         self.error: SluicewayError | None = None
@@ -174,12 +178,19 @@ class Child:
         return self._process is not None
 
     def start(self) -> None:
+        """Start the process. Raises OSError if the system cannot: then it may be tried again after a pause."""
+        self._not_before = time.monotonic() + PAUSES[1]
         reading, writing = os.pipe()
         # Its own process group, so that Ctrl-C in a terminal reaches it through its supervisor alone.
         command = [sys.executable, "-m", "sluiceway.worker", str(writing)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writing], process_group=0)
-        os.close(writing)
-        self._started_at = time.monotonic()
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writing], process_group=0)
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self._started_at = self._not_before = time.monotonic()
         self.counts, self.error = Counts(), None
         self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
@@ -208,8 +219,9 @@ class Child:
         """Whether it is time to start the process; with `only_once`, not if it failed."""
         if self._process is not None or (only_once and self._failures):
             return False
-        pause = min(PAUSES[0] * 2.0 ** (self._failures - 1), PAUSES[1]) if self._failures else 0.0
-        return time.monotonic() >= self._started_at + pause
+        # Bounded: a power of a thousand failures is beyond a float.
+        pause = min(PAUSES[0] * 2 ** min(self._failures - 1, 16), PAUSES[1]) if self._failures else 0.0
+        return time.monotonic() >= max(self._started_at + pause, self._not_before)
 
     def forget_failures(self) -> None:
         self._failures = 0
