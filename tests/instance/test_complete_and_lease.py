@@ -102,6 +102,35 @@ async def test_a_caller_that_goes_away_leaves_no_lease(tmp_path: Path) -> None:
         assert payloads((await lease(service, "q", 1)).batches) == ["c"]
 
 
+@pytest.mark.parametrize("goes", [False, True], ids=["waits", "goes away"])
+@driven
+async def test_a_completion_is_known_at_once_though_its_caller(tmp_path: Path, goes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bundles, one of which may be over with it, and to the counts of handler times."""
+    async with holding(tmp_path) as (service, store, completion):
+        await lease(service, "q", 1)
+        noted: list[str] = []
+        monkeypatch.setattr(service.bundle_driver, "note_settled", noted.append)
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def pause(_: PartitionRef) -> Outcome | None:
+            begun.set()
+            await go_on.wait()
+            return None
+
+        store.on_apply = pause
+        completion.handler_times = [(20, 1)]
+        waiting = asyncio.ensure_future(both(service, completion, request_timeout=900_000))
+        await begun.wait()
+        if goes:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        go_on.set()
+        await eventually(lambda: noted == ["q"])
+        assert sum(service.handler_times("q").done.buckets) == 1
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
 @driven
 async def test_bundles_hear_of_a_completion_while_its_lease_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be the last item of one, and nothing else comes: the lease waits for its whole time."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -687,8 +686,7 @@ class Service:
     async def settle(self, queue_name: str, request: Settle) -> Settled:
         """Complete, retry, release, or (staging) state outcomes. A `strict` request, too, returns the ignored ids."""
         settled = await self._router.settle(self.queue(queue_name), request)
-        self.bundle_driver.note_settled(queue_name)
-        self._note_handler_times(queue_name, request)
+        self._note_settled(queue_name, request)
         return settled
 
     async def complete_and_lease(
@@ -705,13 +703,12 @@ class Service:
             leasing.close()
             raise
         self._settling.add(settling)
-        settling.add_done_callback(partial(self._settled, queue_name))
+        settling.add_done_callback(lambda settled: self._settled(queue_name, request, settled))
         leased = await leasing
         if not settling.done():
             await asyncio.wait([settling], timeout=CONFIRM_WITHIN)
         if not settling.done() or settling.cancelled() or settling.exception() is not None:
             return leased, None
-        self._note_handler_times(queue_name, request)
         return leased, settling.result()
 
     def _begin_settle(self, driver: QueueDriver, request: Settle) -> asyncio.Future[Settled]:
@@ -719,18 +716,23 @@ class Service:
             return driver.begin(request)
         return asyncio.ensure_future(self._router.settle(driver.record, request))
 
-    def _settled(self, queue_name: str, settling: asyncio.Future[Settled]) -> None:
+    def _settled(self, queue_name: str, request: Settle, settling: asyncio.Future[Settled]) -> None:
+        """Handle the end of a completion beside a lease, which may wait for items long after it, or have ended before."""
         self._settling.discard(settling)
-        # asyncio logs an error that nothing has read, and the caller may have its answer already.
+        # Read in any case: asyncio logs an error that nothing has read, and the caller may have its answer already.
         if not settling.cancelled() and settling.exception() is None:
-            # Not only when the lease ends: after a bundle's last item it waits for its whole time.
-            self.bundle_driver.note_settled(queue_name)
+            self._note_settled(queue_name, request)
 
-    def _note_handler_times(self, queue_name: str, request: Settle) -> None:
+    def _note_settled(self, queue_name: str, request: Settle) -> None:
+        self.bundle_driver.note_settled(queue_name)
+        driver = self._drivers.get(queue_name)
+        if driver is None:
+            # Deleted meanwhile.
+            return
         if request.handler_times:
-            self._driver(queue_name).handler_times.note(request.handler_times, system.now(), is_done=True)
+            driver.handler_times.note(request.handler_times, system.now(), is_done=True)
         elif failed := request.failed_handler_times():
-            self._driver(queue_name).handler_times.note(failed, system.now(), is_done=False)
+            driver.handler_times.note(failed, system.now(), is_done=False)
 
     async def extend(self, queue_name: str, request: Extend) -> Extended:
         return await self._router.extend(self.queue(queue_name), request)
