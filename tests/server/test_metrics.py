@@ -22,6 +22,7 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Caller, Scope
 from sluiceway.model.instances import ClusterInfo, InstanceInfo
+from sluiceway.model.queue import PartitionRecord
 from sluiceway.server.app import App, Fittings
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.http import Request
@@ -313,6 +314,46 @@ def test_a_partition_that_is_removed_takes_nothing_of_what_it_has_counted() -> N
     assert produced(0, 2) == 35
     parts[1] = PartitionStats(partition=1, produced=12)
     assert produced(0, 1, 2) == 37, "one that comes back is not counted twice"
+
+
+@pytest.mark.parametrize("most", [200, 0], ids=["of its own", "among others"])
+def test_a_partition_that_moves_between_instances_takes_nothing_along(most: int) -> None:
+    labels = QueueLabels(STARTED, most, shared=True)
+
+    def produced(counts: dict[int, int], partitions: int = 3, created_at: int = 0, failures: int = 0) -> int:
+        record = msgspec.structs.replace(RECORD, created_at=created_at, partitions=tuple(map(PartitionRecord, range(partitions))))
+        parts = [PartitionStats(partition=number, produced=count, failures=failures) for number, count in counts.items()]
+        (queue,) = labels.divide([count_queue(record, LogicalQueueStats(partitions=parts))])
+        assert queue.counters is not None
+        assert queue.counters[-1] >= failures
+        return queue.counters[0]
+
+    assert produced({0: 1_000}) == 0, "the process has just started"
+    assert produced({0: 1_007}) == 7
+    assert produced({0: 1_008, 1: 5_000}, failures=2) == 8, "1 comes"
+    assert produced({0: 1_008, 1: 5_002}, failures=2) == 10
+    assert produced({1: 5_003}, failures=2) == 11, "0 goes"
+    assert produced({}) == 11
+    assert produced({0: 9_000}, failures=1) == 11, "and comes back"
+    assert produced({0: 9_001, 3: 4}, partitions=4) == 16, "a rebalance has made 3"
+
+
+def test_a_queue_that_is_new_counts_from_its_beginning_though_its_partitions_move() -> None:
+    labels = QueueLabels(STARTED, shared=True)
+
+    def produced(counts: dict[int, int | None]) -> int | None:
+        parts = [
+            PartitionStats(partition=number, state="unavailable" if count is None else "available", produced=count or 0)
+            for number, count in counts.items()
+        ]
+        (queue,) = labels.divide([count_queue(msgspec.structs.replace(RECORD, created_at=STARTED), LogicalQueueStats(partitions=parts))])
+        return queue.counters and queue.counters[0]
+
+    assert produced({0: None}) is None, "it is not open yet"
+    assert produced({0: 5}) == 5
+    assert produced({0: 6, 1: None}) == 5, "1 comes"
+    assert produced({0: 7, 1: 100}) == 7
+    assert produced({0: 7, 1: 101}) == 8
 
 
 STARTED = 1_000

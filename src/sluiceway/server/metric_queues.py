@@ -35,6 +35,8 @@ QUERY_STATES: Final[tuple[str, ...]] = get_args(QueryState)
 
 Counts = tuple[int, ...]
 _ZERO: Final[Counts] = (0,) * len(COUNTERS)
+_FAILURES: Final = len(COUNTERS) - 1
+"""Place of the failures."""
 
 
 class QueueCounts(NamedTuple):
@@ -67,6 +69,8 @@ class QueueCounts(NamedTuple):
     """How long items were handled, as far as consumers told this instance."""
     servable: int = 0
     keys: KeyTotals = KeyTotals()
+    everywhere: frozenset[int] = frozenset()
+    """The queue's partitions on all instances, by number."""
 
     @property
     def size(self) -> int:
@@ -113,6 +117,7 @@ def count_queue(
         KeyTotals(
             sum(part.keys_waiting for part in parts), sum(part.keys_blocked for part in parts), sum(part.keys_limited for part in parts)
         ),
+        frozenset(each.partition for each in record.partitions),
     )
 
 
@@ -125,15 +130,21 @@ class QueueLabels:
 
     The first `most` queues, biggest first, have metrics of their own until they are deleted. Any other queue adds its increments to OTHER,
     not its totals, so a queue that gets its own metrics takes nothing away from OTHER.
+
+    A queue counts from its creation. With `shared`, partitions come from other instances, with all that these have counted: a queue counts
+    only what its partitions count here, from the first look at each of them on.
     """
 
-    def __init__(self, started_at: Millis, most: int = MAX_METRIC_QUEUES) -> None:
+    def __init__(self, started_at: Millis, most: int = MAX_METRIC_QUEUES, *, shared: bool = False) -> None:
         self._started_at = started_at
         self._most = most
+        self._shared = shared
         self._named: set[str] = set()
         self._last: dict[str, Counts] = {}
         self._parts: dict[str, dict[int, Counts]] = {}
-        """Last counters of each partition, including removed ones, whose counts remain."""
+        """Last counters of each partition; without `shared` including removed ones, whose counts remain."""
+        self._everywhere: dict[str, frozenset[int]] = {}
+        """The partitions that each queue had at the last look, on all instances."""
         self._others: Counts = _ZERO
 
     def divide(self, queues: Sequence[QueueCounts]) -> list[QueueCounts]:
@@ -150,6 +161,7 @@ class QueueLabels:
             (named if queue.incarnation in self._named else others).append(counted)
         self._last = {incarnation: counts for incarnation, counts in self._last.items() if incarnation in present}
         self._parts = {incarnation: parts for incarnation, parts in self._parts.items() if incarnation in present}
+        self._everywhere = {incarnation: those for incarnation, those in self._everywhere.items() if incarnation in present}
         named.sort(key=lambda queue: queue.queue_name)
         return [*named, self._together(others)] if others or any(self._others) else named
 
@@ -158,23 +170,30 @@ class QueueLabels:
         last = self._last.get(queue.incarnation)
         if queue.counters is None:
             return last
-        counts = self._with_removed(queue) or queue.counters
+        is_new = queue.created_at >= self._started_at
+        counts = self._grown(queue, last or _ZERO, is_new) if queue.parts or self._shared else queue.counters
         counts = counts if last is None else tuple(map(max, last, counts))
         if queue.incarnation not in self._named:
             # A queue that is new here counts in full if created after the process started; otherwise only later increments count.
-            before = last or (_ZERO if queue.created_at >= self._started_at else counts)
+            before = last or (_ZERO if is_new or self._shared else counts)
             self._others = tuple(sum_ + now - then for sum_, now, then in zip(self._others, counts, before, strict=True))
         self._last[queue.incarnation] = counts
         return counts
 
-    def _with_removed(self, queue: QueueCounts) -> Counts | None:
-        """Sum the counters of the queue's partitions, including removed ones."""
-        if not queue.parts:
-            return None
-        parts = self._parts.setdefault(queue.incarnation, {})
+    def _grown(self, queue: QueueCounts, last: Counts, is_new: bool) -> Counts:
+        """The queue's counters, which were `last` at the last look, with what its partitions have counted since."""
+        known = self._parts.get(queue.incarnation, {})
+        there = self._everywhere.get(queue.incarnation, frozenset() if is_new else queue.everywhere)
+        now = {} if self._shared else dict(known)
         for partition, counts in queue.parts.items():
-            parts[partition] = tuple(map(max, parts.get(partition, counts), counts))
-        return _sum(parts.values())
+            before = known.get(partition)
+            if before is None:
+                # What another instance may have counted. Failures are counted by each process for itself.
+                before = (*counts[:_FAILURES], 0) if self._shared and partition in there else _ZERO
+            now[partition] = tuple(map(max, before, counts))
+            last = tuple(sum_ + each - then for sum_, each, then in zip(last, now[partition], before, strict=True))
+        self._parts[queue.incarnation], self._everywhere[queue.incarnation] = now, queue.everywhere
+        return last
 
     def _together(self, others: Iterable[QueueCounts]) -> QueueCounts:
         total = QueueCounts(OTHER, "", 0, {}, {}, {}, 0, 0, 0.0, self._others)

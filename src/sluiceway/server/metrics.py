@@ -65,7 +65,7 @@ class Metrics:
         )
         self._queues = _Queues()
         self._cluster = ClusterMetrics(service)
-        self._labels = QueueLabels(now())
+        self._labels = QueueLabels(now(), shared=not service.ownership.is_alone)
         self._registry = CollectorRegistry()
         buckets = BucketMetrics(service.bucket_requests)
         for collector in (
