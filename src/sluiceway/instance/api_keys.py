@@ -162,6 +162,9 @@ class ApiKeys:
                     about = None if isinstance(error, StoreUnavailableError) else error
                     log.error("API keys created or revoked by other processes are not seen: %s", error, exc_info=about)
                 failing = True
+            except Exception:
+                # From here on a key that another process revokes would be good for ever.
+                log.exception("API keys could not be read, will retry")
 
     async def _read(self) -> View:
         view = await self._meta.read(prefixes=[API_KEY])
@@ -257,7 +260,7 @@ def _readable(entries: dict[str, Entry]) -> list[ApiKey]:
     for where, entry in entries.items():
         try:
             keys.append(decode_key(entry.value))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             log.error("the meta store's %s is not an API key: %s", where, error)
     return keys
 
