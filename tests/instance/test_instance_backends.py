@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +330,43 @@ async def test_once_it_answers_all_partitions_of_all_queues_are_opened_at_once(t
     stores["a"].on_open = fine
     await eventually(lambda: service.problems() == [])
     await service.stop()
+
+
+@driven
+async def test_a_store_that_cannot_be_closed_keeps_nothing_else_from_being_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    has_failed = asyncio.Event()
+
+    async def begin() -> Service:
+        stores = {name: Store(tmp_path / name) for name in ("bad", "good")}
+        service = Service(tmp_path, dict.fromkeys(stores, SqliteBackend()), open_store=lambda name, *_: stores[name])
+        await service.start()
+        for name, store in stores.items():
+            monkeypatch.setattr(store, "close", functools.partial(close, name, store.close))
+        return service
+
+    async def close(name: str, end: Callable[[], Awaitable[None]]) -> None:
+        if name == "good":
+            await has_failed.wait()
+        await end()
+        closed.append(name)
+        if name == "bad":
+            has_failed.set()
+            raise OSError(5, "Input/output error")
+
+    service = await begin()
+    await service.create_queue(spec("q"))
+    with pytest.raises(OSError, match="Input/output"):
+        await service.stop()
+    assert closed == ["bad", "good"]
+    # The directory is free, and the meta store's file is closed.
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await service.meta.read([])
+    monkeypatch.undo()
+    again = await begin()
+    assert [record.queue_name for record in again.queues()] == ["q"]
+    with pytest.raises(OSError, match="Input/output"):
+        await again.stop()
 
 
 @driven

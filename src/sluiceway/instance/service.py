@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -360,26 +361,42 @@ class Service:
         await self.ownership.leave()
 
     async def stop(self) -> None:
-        """Finish requests in flight and release the directory. Waiting leases are answered empty."""
-        await self.schedule_driver.stop()
-        await self.bundle_driver.stop()
-        await self.backups.stop()
+        """Finish requests in flight and release the directory. Waiting leases are answered empty.
+
+        One step that fails, such as the end of a store whose disk has failed, keeps no other from being taken; then its error is raised.
+        """
+        async with contextlib.AsyncExitStack() as steps:
+            for step in reversed(list(self._last_steps())):
+                steps.push_async_callback(step)
+
+    def _last_steps(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        yield from (self.schedule_driver.stop, self.bundle_driver.stop, self.backups.stop, self._stop_tasks)
+        yield from (self._rebalancing.coordinator.close, self._stop_following)
+        if self._demand is not None:
+            yield self._demand.stop
+        yield from (self._stop_drivers, self.ownership.stop)
+        if self._transport is not None:
+            yield self._transport.close
+        yield from (self._backends.close, self.audit.close, self.meta.close, self._release)
+
+    async def _stop_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._rebalancing.coordinator.close()
+
+    async def _stop_following(self) -> None:
         self._following.stop()
-        if self._demand is not None:
-            await self._demand.stop()
-        await asyncio.gather(*(driver.stop() for driver in self._drivers.values()), *self._endings.values())
+
+    async def _stop_drivers(self) -> None:
+        stops = [*(asyncio.create_task(driver.stop()) for driver in self._drivers.values()), *self._endings.values()]
+        if stops:
+            await asyncio.wait(stops)
+        # Not before: some send their dead items to others.
         self._drivers.clear()
-        await self.ownership.stop()
-        if self._transport is not None:
-            await self._transport.close()
-        await self._backends.close()
-        await self.audit.close()
-        await self.meta.close()
+        await asyncio.gather(*stops)
+
+    async def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
 

@@ -223,5 +223,8 @@ class BackendPool:
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Finish work in flight, and release everything."""
-        await asyncio.gather(*(backend.close() for backend in self._backends.values()), *self._closing)
+        """Finish work in flight, and release everything. Then raises the error of one that could not."""
+        closings = [*(asyncio.create_task(backend.close()) for backend in self._backends.values()), *self._closing]
+        if closings:
+            await asyncio.wait(closings)
+            await asyncio.gather(*closings)

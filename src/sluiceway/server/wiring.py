@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -125,17 +126,20 @@ class Assembly:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
+        """Stop all parts, also if one of them fails; then its error is raised."""
+        parts = (self._stop_tasks, self._captures.stop, self._watch.stop, self._history.stop, self._metrics.stop)
+        async with contextlib.AsyncExitStack() as steps:
+            steps.push_async_callback(self._keys.stop)
+            if self._tracer is not None:
+                steps.push_async_callback(self._tracer.stop)
+            for stop in reversed(parts):
+                steps.push_async_callback(stop)
+
+    async def _stop_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._captures.stop()
-        await self._watch.stop()
-        await self._history.stop()
-        await self._metrics.stop()
-        if self._tracer is not None:
-            await self._tracer.stop()
-        await self._keys.stop()
 
 
 def _tracer(endpoint: str) -> Tracer:
