@@ -260,6 +260,22 @@ async def test_counts_come_whole_first_and_then_only_what_changed() -> None:
 
 
 @driven
+async def test_a_queue_that_was_made_anew_has_all_of_its_counts_sent() -> None:
+    scene = Scene()
+    scene.records, scene.ready = [record("q")], {"q": 0}
+    watch = Watch(scene)
+    await watch.look()
+    reader = Reader(watch, frozenset(["stats", "queue.deleted"]), None, b"")
+    ((_, _, whole),) = read(reader)
+    scene.records = [record("q", "anew")]
+    await watch.look()
+    assert [(kind, data == whole) for _, kind, data in read(reader)] == [("queue.deleted", False), ("stats", True)]
+    watch.ring = Ring(1)
+    watch.ring.last = 99
+    assert [(kind, data == whole) for _, kind, data in read(reader)] == [("reset", False), ("stats", True)]
+
+
+@driven
 async def test_what_is_sent_at_a_time_is_bounded() -> None:
     watch = Watch(Scene())
     reader = Reader(watch, EVERYTHING, None, b"")

@@ -74,9 +74,14 @@ class Reader:
         events = ring.after(self._seen)
         if events is None:
             self._seen = ring.last
+            # Among them may be deletions.
+            self._sent.clear()
             yield self._text("reset", b'{"detail":"events were missed: read the state again"}', ring.last)
         for event in events or ():
             self._seen = event.number
+            if event.type == "queue.deleted":
+                # The queue may have been made anew by now, even with the same counts.
+                self._sent.pop(event.queue_name, None)
             if self._shows(event, caller):
                 yield self._text(event.type, event.data, event.number)
         if _STATS in self._types:
