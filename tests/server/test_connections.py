@@ -164,6 +164,28 @@ def flood(server: Running, begin: bytes, part: bytes) -> None:
     pytest.fail("it took all of it")
 
 
+def test_strangers_who_send_no_http_do_not_fill_the_log(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "_complaints", connections._Complaints())
+    monkeypatch.setattr(connections, "_LOG_INTERVAL", 3_600.0)
+    for _ in range(5):
+        assert rest(server.raw(b"no HTTP\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+    lines = [record.getMessage() for record in caplog.records if "no valid HTTP" in record.getMessage()]
+    assert [line.partition(" ")[0] for line in lines] == ["1"]
+
+
+def test_as_many_as_were_not_logged_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = connections._Complaints()
+    for now in (0.0, 0.5, 0.9, 1.0, 1.5, 2.0):
+        complaints.note(f"at {now}", now)
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 requests were no valid HTTP; the last one: at 0.0",
+        "3 requests were no valid HTTP; the last one: at 1.0",
+        "2 requests were no valid HTTP; the last one: at 2.0",
+    ]
+
+
 def test_a_body_in_the_smallest_chunks_is_taken(server: Running) -> None:
     body = b'{"limit":1' + b" " * 100_000 + b"}"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from functools import cache
 from typing import Any, Final
@@ -27,10 +28,14 @@ from sluiceway.server.app import App
 from sluiceway.server.fast_path import Direct
 from sluiceway.wire.answers import problem
 
+log = logging.getLogger("sluiceway.server")
+
 _FRAMING: Final = 16
 """Bytes of framing around each byte of a body sent in the smallest chunks, with a margin."""
 _TOGETHER: Final = 0.005
 """Seconds after its head within which a small body sent at the same time arrives: many clients write the two separately."""
+_LOG_INTERVAL: Final = 1.0
+"""Seconds between two lines about requests that are no HTTP."""
 _LEFTOVER: Final = 1 << 20
 """Bytes that are read and dropped after the headers were refused."""
 _TOO_LARGE: Final = f"the request has more than {MAX_HEADERS} headers, or more than {MAX_HEAD_BYTES:,} bytes before its body".encode()
@@ -53,6 +58,23 @@ class _PipelineError(Exception):
 
 class _FramingError(Exception):
     """The end of the request is ambiguous. The text gives the reason."""
+
+
+class _Complaints:
+    """Log of requests that are no HTTP, of which anybody may send any number: the first at once, then at most a line per _LOG_INTERVAL."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next_at = 0.0
+
+    def note(self, reason: str, now: float) -> None:
+        self._count += 1
+        if now >= self._next_at:
+            log.warning("%d requests were no valid HTTP; the last one: %s", self._count, reason)
+            self._count, self._next_at = 0, now + _LOG_INTERVAL
+
+
+_complaints = _Complaints()
 
 
 class _Writer:
@@ -147,7 +169,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             cause = error.__context__
             reason = str(cause if isinstance(cause, _FramingError) else error)
-            self.logger.warning("Invalid HTTP request received: %s", reason)
+            _complaints.note(reason, self.loop.time())
             self.send_400_response(f"the request is not valid HTTP: {reason}")
             return
         if self._parts is not None and self._patience is None:
