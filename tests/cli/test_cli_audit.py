@@ -34,8 +34,8 @@ class Trail:
         return AuditPage(items=[each for each in found if since is None or each.at >= since])
 
 
-def followed(monkeypatch: pytest.MonkeyPatch, count: int, *looks: Sequence[AuditEntry]) -> list[float]:
-    """The seconds of the entries that are printed."""
+def followed(monkeypatch: pytest.MonkeyPatch, count: int, *looks: Sequence[AuditEntry], since: datetime | None = None) -> list[float]:
+    """The seconds of the entries that are printed: by `audit tail`, or with `since`, by `audit list`."""
     monkeypatch.setattr(admin, "FOLLOW_PAUSE", 0)
     printed: list[float] = []
 
@@ -43,9 +43,10 @@ def followed(monkeypatch: pytest.MonkeyPatch, count: int, *looks: Sequence[Audit
         printed.append((each.at - START).total_seconds())
 
     session = cast(Session, SimpleNamespace(client=Trail(*looks), as_json=True, print=keep))
-    command = cast(Any, admin.tail.callback).__wrapped__
+    command = cast(Any, admin.tail.callback if since is None else admin.list_audit.callback).__wrapped__
+    more = {} if since is None else {"since": since, "until": None}
     with pytest.raises(KeyboardInterrupt):
-        command(session, count=count, follow=True, queue_name=None, action=None, actor=None)
+        command(session, count=count, follow=True, queue_name=None, action=None, actor=None, **more)
     return printed
 
 
@@ -70,3 +71,8 @@ def test_each_is_told_once_however_long_it_goes_on(monkeypatch: pytest.MonkeyPat
 def test_an_empty_trail_can_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with a clock that is ahead of the server's by months."""
     assert followed(monkeypatch, 10, [], [], [entry(1)], [entry(1), entry(2)]) == [1, 2]
+
+
+def test_what_was_before_the_time_that_was_asked_for_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [entry(3), entry(8), entry(10)]
+    assert followed(monkeypatch, 10, there, there, [*there, entry(12)], since=START + timedelta(seconds=5)) == [8, 10, 12]

@@ -253,7 +253,8 @@ def _follow_audit(session: Session, newest: Sequence[AuditEntry], older: Iterato
     while True:
         time.sleep(FOLLOW_PAUSE)
         # By the server's clock alone: this machine's may be ahead of it.
-        entries = list(_audited(session, **filters | ({} if last is None else {"since": last - AUDIT_OVERLAP})))
+        since = [at for at in (filters.get("since"), None if last is None else last - AUDIT_OVERLAP) if at is not None]
+        entries = list(_audited(session, **filters | ({"since": max(since)} if since else {})))
         _print_audit(session, [entry for entry in entries if entry.id not in known])
         last = max((entry.at for entry in entries), default=last)
         known = {entry.id for entry in entries}
