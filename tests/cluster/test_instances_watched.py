@@ -24,13 +24,13 @@ from sluiceway.model.requests import Leased, LeaseInfo, Produce, QueueSpec
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.server.app import Fittings
 from sluiceway.server.metrics import Metrics
-from tests.cluster.cluster_rig import MORTAL, cluster, lapse
+from tests.cluster.cluster_rig import MORTAL, cluster, lapse, shares
 from tests.instance.instance_rig import eventually, lease, produce, rows
 from tests.server.server_running import running
 
 
-async def scraped(service: Service) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    text = (await Metrics(service).scrape()).decode()
+async def scraped(service: Service, metrics: Metrics | None = None) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = (await (metrics or Metrics(service)).scrape()).decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -67,6 +67,27 @@ def test_metrics_of_an_instance(tmp_path: Path) -> None:
             await here.count("q")
             assert value(await scraped(here), "peer_requests_total", request="count", outcome="unreachable") == 1
             rig.wires.refuses.clear()
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_that_comes_from_another_instance_brings_no_counts_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluiceway.server.metrics._FRESH", 0.0)
+
+    async def scenario() -> None:
+        async with cluster(tmp_path, "a", "b") as (_, (here, there)):
+            await here.create_queue(QueueSpec("q", 2))
+            await eventually(lambda: [len(shares(each, "q")) for each in (here, there)] == [1, 1])
+            for number in range(2):
+                await here.produce("q", Produce(rows("x", "y"), 30_000, partition=number))
+            metrics = Metrics(there)
+            for expected in (0, 0, 1):
+                assert value(await scraped(there, metrics), "queue_items_produced_total", queue="q") == expected
+                if len(shares(there, "q")) == 1:
+                    await here.hand_over()
+                    await eventually(lambda: len(shares(there, "q")) == 2)
+                else:
+                    await produce(there, "q", "z")
 
     asyncio.run(scenario())
 
