@@ -134,13 +134,15 @@ def test_what_is_done_to_it_is_seen_at_once_and_audited(server: Guarded) -> None
     found = server.ask("schedules.get", name=name)
     item = {"utf8": "hello", "kind": "job", "priority": 0, "headers": {"a": "b"}}
     assert (found["paused"], found["catch_up"], found["item"]) == (True, "skip", item)
-    assert "<dt>priority</dt><dd>0</dd>" in server.http.get(f"/ui/schedules/{name}").text
+    shown = server.http.get(f"/ui/schedules/{name}").text
+    assert "<dt>priority</dt><dd>0</dd>" in shown
+    assert "those that pass before it is resumed are never fired" in shown
     with server.http.stream("GET", f"/ui/live/schedules/{name}") as stream:
-        shown = blocks(stream)
-        assert "schedules.resume" in next(shown)
+        parts = blocks(stream)
+        assert "schedules.resume" in next(parts)
         known = {"name": name, "queue_name": queue}
         assert f"sluiceway schedule resume {name}<" in post(server.http, "schedules.resume", **known)
-        assert any("schedules.pause" in text for text in shown)
+        assert any("schedules.pause" in text for text in parts)
     assert queue in post(server.http, "schedules.run", **known)
     assert server.ask("queue.lease", queue_name=queue, client_id="c")["items"][0]["bytes"] == "aGVsbG8="
     post(server.http, "schedules.update", **known, cron="@hourly", catch_up="")
