@@ -190,8 +190,11 @@ class QueueLabels:
             if before is None:
                 # What another instance may have counted. Failures are counted by each process for itself.
                 before = (*counts[:_FAILURES], 0) if self._shared and partition in there else _ZERO
-            now[partition] = tuple(map(max, before, counts))
-            last = tuple(sum_ + each - then for sum_, each, then in zip(last, now[partition], before, strict=True))
+            now[partition] = before
+            # Most partitions are idle.
+            if counts != before:
+                now[partition] = tuple(map(max, before, counts))
+                last = tuple(sum_ + each - then for sum_, each, then in zip(last, now[partition], before, strict=True))
         self._parts[queue.incarnation], self._everywhere[queue.incarnation] = now, queue.everywhere
         return last
 
