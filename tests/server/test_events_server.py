@@ -11,11 +11,12 @@ import pytest
 
 from sluiceway.instance.event_feed import Watch
 from sluiceway.instance.service import Service
+from sluiceway.server import events
 from sluiceway.server.app import Fittings
 from sluiceway.server.events import EventStreams
 from sluiceway.server.guard import OpenDoor
 from tests.server.server_process import PATIENCE
-from tests.server.server_running import Running, running
+from tests.server.server_running import Running, eventually, running
 
 
 def fit(service: Service) -> Fittings:
@@ -98,6 +99,28 @@ def test_streams_end_when_the_server_stops(server: Running) -> None:
     with pytest.raises(AssertionError, match="the stream ended"):
         following.until("nothing")
     following.close()
+
+
+def test_a_reader_that_takes_nothing_is_cut_off_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(events, "STREAM_SEND_TIMEOUT", 20)
+    watches: list[Watch] = []
+
+    def watched(service: Service) -> Fittings:
+        watches.append(Watch(service))
+        streams = EventStreams(watches[0], OpenDoor().recheck)
+        return Fittings(pages=streams.pages(), on_stop=[streams.stop])
+
+    with running(tmp_path / "data", watched) as server:
+        connection = server.raw(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.recv(1_000)
+        # More than the system takes for a client that does not read.
+        for _ in range(200):
+            watches[0].ring.add("queue.created", "q", text="x" * 100_000)
+        eventually(lambda: not server._server.server_state.connections)
+        connection.close()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_stream_can_only_be_read(server: Running) -> None:

@@ -26,6 +26,7 @@ from sluiceway.server.guard import OpenDoor
 from sluiceway.server.health_probes import Health
 from sluiceway.server.http import (
     ARROW,
+    CUT_OFF,
     JSON,
     PACKED,
     PROBLEM,
@@ -187,7 +188,8 @@ class App:
                 raise _no_endpoint(path)
             await self._answer(path, scope["method"], request, sent)
         except DisconnectedError:
-            pass
+            if (cut_off := scope.get(CUT_OFF)) is not None:
+                cut_off()
         except ElsewhereError as error:
             location = (b"location", error.address.rstrip("/").encode() + request.target)
             await sent.respond(307, JSON, b"{}", request.request_id, location)

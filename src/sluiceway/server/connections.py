@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import resource
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
 from uvicorn.config import Config
@@ -26,6 +27,7 @@ from sluiceway.kernel.limits import (
 )
 from sluiceway.server.app import App
 from sluiceway.server.fast_path import Direct
+from sluiceway.server.http import CUT_OFF, Scope
 from sluiceway.wire.answers import problem
 
 log = logging.getLogger("sluiceway.server")
@@ -263,9 +265,15 @@ class Connection(HttpToolsProtocol):
         self.headers.extend(headers)
         super().on_headers_complete()
         self.cycle.transport = _Writer(self.transport, self.cycle)  # type: ignore[assignment]
+        cast(Scope, self.scope)[CUT_OFF] = functools.partial(self._cut_off, self.cycle)
         if expects and self.cycle.keep_alive:
             # A client that is answered first may omit the body, so the bytes after that are ambiguous.
             self._expected, self.cycle.keep_alive = self.cycle, False
+
+    def _cut_off(self, cycle: RequestResponseCycle) -> None:
+        """End the connection in the middle of an answer that its client does not take. Uvicorn would log that as an error."""
+        cycle.disconnected = True
+        self.transport.abort()
 
     def _hand_over(self) -> None:
         """Serve a call that may have arrived whole over ASGI, like all other requests."""

@@ -28,6 +28,9 @@ PROBLEM: Final = b"application/problem+json"
 PROTOBUF: Final = protobuf.CONTENT_TYPE
 PACKED: Final = b"application/vnd.msgpack"
 
+CUT_OFF: Final = "sluiceway.cut_off"
+"""Key of the scope with a function that ends the connection in the middle of an answer, where there is one."""
+
 _TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,64}")
 _SHOWN: Final = 80
