@@ -152,6 +152,26 @@ def test_all_means_the_latest_thousand() -> None:
     assert len(daily) == 29
 
 
+def test_all_means_the_latest_thousand_also_after_failures() -> None:
+    """The first attempt after an outage often fails, as the queue's partitions are not open yet."""
+    machine, now = held("all"), NOON + 3 * DAY
+    (firing,) = machine.begin(now, 10)
+    machine.failed(firing, now)
+    assert fire_all(machine, now + FIRST_PAUSE) == [now - number * MINUTE for number in range(MAX_CATCH_UP)][::-1]
+
+
+@pytest.mark.parametrize("give_up", [Firings.failed, Firings.put_back])
+def test_all_means_the_latest_thousand_also_if_it_is_the_queue_that_is_away(give_up: Callable[[Firings, Firing, Millis], None]) -> None:
+    machine, now = held("all"), NOON + MINUTE
+    while now < NOON + 3 * DAY:
+        for firing in machine.begin(now, 10):
+            give_up(machine, firing, now)
+        now += HOUR
+    fired = fire_all(machine, now)
+    assert fired == [fired[-1] - number * MINUTE for number in range(MAX_CATCH_UP)][::-1]
+    assert now - fired[-1] < MINUTE
+
+
 def test_what_is_skipped_is_recorded() -> None:
     machine = held("skip", "@daily")
     assert fire_all(machine, NOON + DAY) == []

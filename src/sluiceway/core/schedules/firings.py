@@ -132,13 +132,13 @@ class Firings:
             return
         pause = min(LAST_PAUSE, FIRST_PAUSE << min(schedule.failures, 16))
         schedule.failures += 1
-        self._wait(firing.key, schedule, now + pause)
+        self._decide_again(firing.key, schedule, now + pause)
 
     def put_back(self, firing: Firing, now: Millis) -> None:
         """The firing was not carried out for so long that its moment may be missed: decide about it again."""
         schedule = self._landed(firing)
         if schedule is not None:
-            self._wait(firing.key, schedule, now)
+            self._decide_again(firing.key, schedule, now)
 
     # ---- what holds -------------------------------------------------------------------------------------------
 
@@ -209,6 +209,12 @@ class Firings:
         schedule.at = schedule.timetable.after(schedule.through)
         if schedule.at is not None:
             self._wait(key, schedule, schedule.timetable.due(schedule.at))
+
+    def _decide_again(self, key: str, schedule: _Schedule, due: Millis) -> None:
+        """Decide about the same moments again at that time."""
+        # More moments may be missed by then, and the decision begins at the first of them, which the limit of `all` may leave out.
+        schedule.is_bounded = False
+        self._wait(key, schedule, due)
 
     def _wait(self, key: str, schedule: _Schedule, due: Millis) -> None:
         schedule.due = due
