@@ -230,10 +230,10 @@ def gives_numbers_again(_original: Any) -> Any:
     return property(lambda self: 1 + max(each.partition for each in self.partitions))
 
 
-@hard(coordinator, "DROP_AFTER")
+@hard(coordinator, "drop_after")
 def drops_data_at_once(_original: Any) -> Any:
     """A removed partition's data goes while an owner that missed the removal may still reopen it as a new one."""
-    return 0
+    return lambda look: 0
 
 
 @bug(RebalanceRecords, "look")

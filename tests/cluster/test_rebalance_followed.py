@@ -9,14 +9,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from simulation.loop import Loop, simulated
 from sluiceway.cluster.coordinator import Coordinator
 from sluiceway.cluster.ownership import PARAMETERS
 from sluiceway.cluster.rebalance_records import Stored, dropping_key
 from sluiceway.cluster.rebalance_run import RebalanceContext, Run
+from sluiceway.core.group.group_records import GroupView, MemberRecord, Parameters, Resource
+from sluiceway.kernel.clock import Millis
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Plan, Rebalance
+from sluiceway.ports.meta_store import NOTHING
 from sluiceway.testing.drive import driven
 from tests.cluster.rebalance_rig import in_memory
 from tests.instance.instance_rig import PATIENCE, spec
@@ -77,7 +81,24 @@ async def test_data_of_a_removed_partition_that_nobody_drops_is_dropped_by_the_c
                 await asyncio.sleep(0.002)
 
 
-def test_in_a_cluster_data_stays_until_no_instance_can_take_itself_for_the_owner_any_more() -> None:
+def _look(lease_timeout: Millis, member_timeout: Millis, *leases: Millis) -> GroupView:
+    """Of a cluster with these times, and members that have these leases."""
+    parameters = Parameters(lease_timeout=lease_timeout, member_timeout=member_timeout)
+    members = {f"m{each}": MemberRecord(beat=1, lease_timeout=each) for each in leases}
+    return GroupView(NOTHING, 0, Resource(items=(), parameters=parameters), None, None, members, frozenset(), {})
+
+
+@pytest.mark.parametrize(
+    ("look", "lease"),
+    [
+        (None, PARAMETERS.lease_timeout),
+        (_look(1_000, 1_300, 1_000), PARAMETERS.lease_timeout),
+        # An operator may lengthen the times, and one instance may have missed that they were shortened again.
+        (_look(60_000, 75_000, 60_000, 60_000), 60_000),
+        (_look(1_000, 1_300, 1_000, 300_000), 300_000),
+    ],
+)
+def test_in_a_cluster_data_stays_until_no_instance_can_take_itself_for_the_owner_any_more(look: GroupView | None, lease: Millis) -> None:
     """One that was cut off would open its partition again, find a new one there, and take items that nobody ever finds."""
     dropped: list[str] = []
 
@@ -92,12 +113,12 @@ def test_in_a_cluster_data_stays_until_no_instance_can_take_itself_for_the_owner
     parts: Any = SimpleNamespace(changes=changes, shares=SimpleNamespace(tell=nothing), catalog=SimpleNamespace(stamp=1))
 
     async def history() -> None:
-        ownership: Any = SimpleNamespace(is_alone=False)
+        ownership: Any = SimpleNamespace(is_alone=False, look=look)
         Coordinator(parts, ownership, dict).drop("dropping/inc/1", (PartitionRecord(1),))
         # Its lease by a clock that is a tenth slow, and as long again for what was on its way then.
-        await asyncio.sleep(2.2 * PARAMETERS.lease_timeout / 1000)
+        await asyncio.sleep(2.2 * lease / 1000)
         assert not dropped
-        await asyncio.sleep(10)
+        await asyncio.sleep(10 + lease / 1000)
         assert dropped == ["dropping/inc/1"]
 
     loop = Loop(Random(0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -17,6 +18,7 @@ from sluiceway.cluster.ownership import PARAMETERS, Ownership
 from sluiceway.cluster.queue_changes import Shares
 from sluiceway.cluster.rebalance_records import Elected, StaleError, Stored, said
 from sluiceway.cluster.rebalance_run import RebalanceContext, Run
+from sluiceway.core.group.group_records import PATIENCE, GroupView
 from sluiceway.core.rebalance import steps as machine
 from sluiceway.core.rebalance.partition_plan import plan
 from sluiceway.core.rebalance.steps import Change
@@ -35,8 +37,6 @@ POLL: Millis = 3_000
 """Interval between two reads of the open rebalances: other instances may have begun one, or have died."""
 AGAIN: Millis = 500
 """The interval while a batch waits, or after an error."""
-DROP_AFTER: Millis = 2 * PARAMETERS.member_timeout + 2_000
-"""Retention of a removed partition's data: longer than an isolated instance can consider itself the owner."""
 DROP_AGAIN: Millis = 5_000
 """Interval between two attempts to remove a partition's data while its backend does not answer."""
 
@@ -238,7 +238,7 @@ class Coordinator:
         if not self._ownership.is_alone:
             # An isolated former owner may open the partition again. Without the data it would find a new partition, which takes items;
             # with the data it finds a sealed one. After this wait its lease has run out.
-            await asyncio.sleep(DROP_AFTER / 1000)
+            await asyncio.sleep(drop_after(self._ownership.look) / 1000)
         while True:
             try:
                 # Once the owners know of the removal, none of their requests to the partition is in flight any more.
@@ -249,6 +249,16 @@ class Coordinator:
             except SluicewayError as error:
                 log.warning("data of a removed partition was not deleted, will retry: %s", error)
             await asyncio.sleep(DROP_AGAIN / 1000)
+
+
+def drop_after(look: GroupView | None) -> Millis:
+    """Retention of a removed partition's data: longer than an isolated instance can consider itself the owner."""
+    longest = PARAMETERS.member_timeout
+    if look is not None and look.resource is not None:
+        # A member's lease is as long as its own record says: it may not have seen that the operator has changed the times.
+        leases = (math.ceil(PATIENCE * each.lease_timeout) for each in look.members.values())
+        longest = max(longest, look.resource.parameters.member_timeout, *leases)
+    return 2 * longest + 2_000
 
 
 IN_ORDER = "the queue is ordered, so its consumers must empty the old partition; use natural"
