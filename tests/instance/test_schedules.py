@@ -12,7 +12,7 @@ import pytest
 
 from sluiceway.adapters import system
 from sluiceway.core.schedules import firings
-from sluiceway.instance import schedule_driver
+from sluiceway.instance import bundle_driver, schedule_driver
 from sluiceway.instance.schedule_driver import ScheduleDriver
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
@@ -427,3 +427,35 @@ async def test_what_cannot_be_recorded_is_recorded_later(tmp_path: Path, ahead: 
         await a.schedule_driver._record()
         fresh = await rig.start("b")
         assert progress(fresh).through == at
+
+
+@driven
+async def test_an_error_that_nobody_expects_ends_no_watch_and_no_record(tmp_path: Path, ahead: Ahead) -> None:
+    """An instance that hears of no change any more fires what was deleted."""
+
+    def failing(follow: Callable[[], Awaitable[None]]) -> tuple[Callable[[], Awaitable[None]], list[None]]:
+        """Fails some times, more often than there are tasks that call it."""
+        failures: list[None] = []
+
+        async def follow_or_fail() -> None:
+            if len(failures) < 5:
+                failures.append(None)
+                raise ValueError("something new")
+            await follow()
+
+        return follow_or_fail, failures
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (schedule_driver, bundle_driver):
+            patch.setattr(module, "FOLLOW_INTERVAL", 10)
+        patch.setattr(schedule_driver, "RECORD_INTERVAL", 10)
+        async with cluster(tmp_path, "a", "b") as (_, (a, b)):
+            seen = []
+            for records, name in ((b.schedules, "follow"), (b.bundles, "follow"), (b.schedule_driver, "_record")):
+                instead, failures = failing(getattr(records, name))
+                patch.setattr(records, name, instead)
+                seen.append(failures)
+            await eventually(lambda: [*map(len, seen)] == [5, 5, 5])
+            await a.create_queue(spec("q"))
+            await a.schedules.create(schedule_spec("s", "q", "@hourly"), SYSTEM)
+            await eventually(lambda: [*b.schedules.names()] == ["s"])

@@ -162,9 +162,6 @@ class ApiKeys:
                     about = None if isinstance(error, StoreUnavailableError) else error
                     log.error("API keys created or revoked by other processes are not seen: %s", error, exc_info=about)
                 failing = True
-            except Exception:
-                # From here on a key that another process revokes would be good for ever.
-                log.exception("API keys could not be read, will retry")
 
     async def _read(self) -> View:
         view = await self._meta.read(prefixes=[API_KEY])

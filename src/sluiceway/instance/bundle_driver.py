@@ -341,5 +341,5 @@ class BundleDriver:
         except SluicewayError as error:
             log.warning("changes of bundles could not be read, will retry: %s", error.detail)
         except Exception:
-            # It must not end the watch, or this instance would hear of no change any more.
+            # It must not end the watch, or this instance would hear of no bundle any more.
             log.exception("changes of bundles could not be followed, will retry")

@@ -350,6 +350,8 @@ class ScheduleDriver:
                 if not failing:
                     log.warning("how far schedules have come is not recorded, will retry: %s", error.detail)
                 failing = True
+            except Exception:
+                log.exception("how far schedules have come could not be recorded, will retry")
 
     async def _record(self) -> None:
         touched, self._firings.touched = self._firings.touched, {}
@@ -382,5 +384,5 @@ class ScheduleDriver:
         except SluicewayError as error:
             log.warning("changes of schedules could not be read, will retry: %s", error.detail)
         except Exception:
-            # It must not end the watch, or this instance would hear of no change any more.
+            # It must not end the watch, or this instance would fire a schedule that was deleted, and none that is new.
             log.exception("changes of schedules could not be followed, will retry")
