@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import pytest
 
 from sluiceway.capture import CaptureConfig
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.spark.capture_resident import Leash, Present, Resident, check_session, settings
+from sluiceway.spark.capture_resident import _DETAIL, Leash, Present, Resident, check_session, settings
 from tests.cli.cli_shell import CAPTURES, Shell, covering
 from tests.servers.moto_server import ENVIRONMENT, REGION, MotoServer, reshard
 from tests.servers.pids import is_alive
@@ -109,6 +110,16 @@ def test_what_a_task_cannot_mend_is_heard(leash: Leash) -> None:
         until("it is heard", leash.news.is_set)
     assert leash.failed is not None
     assert (leash.failed.code, leash.failed.detail, leash.failed.field) == ("invalid_request", "stream: wrong", "stream")
+
+
+def test_the_longest_detail_is_heard(leash: Leash) -> None:
+    """A report that is cut is none: the task would be let go, and the job end as if all were well."""
+    detail = "\U0001f4a7" * _DETAIL
+    told = json.dumps({"code": "invalid_request", "detail": detail, "field": "stream"})
+    with _says(leash, f"{leash.nonce} 1 0 host 22\n{told}\n"):
+        until("it is heard", leash.news.is_set)
+    assert leash.failed is not None
+    assert leash.failed.detail == detail
 
 
 @pytest.mark.parametrize("words", ["{", "[]", "3", '{"code": "unavailable"}', '{"code": "no_such", "detail": "", "field": null}'])

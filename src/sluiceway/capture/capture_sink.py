@@ -40,7 +40,7 @@ class QueueSink:
 
     Each partition of the stream has its own idempotency group, whose sequence is the batch number. So a stream partition goes to one
     partition of the queue, in order. A record becomes an item with its payload and kind, and its key as the reference. A key of more than
-    1,024 bytes is dropped. A record that is too large for an item goes to the queue's dead queue, so that the others are not held up.
+    2,048 bytes is dropped. A record that is too large for an item goes to the queue's dead queue, so that the others are not held up.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ _GREETING = 10.0
 _LINE = 200
 """Maximum bytes of that identification."""
 _DETAIL = 2_000
-_MOST = 16_384
-"""Maximum characters of a task's error detail, and bytes of its report."""
+_MOST = 32_768
+"""Maximum characters of a task's error detail, and bytes of its report: JSON takes up to twelve for a character."""
 _AGAIN = 1.0
 """Seconds before a task that could not begin is retried."""
 _LEAVE = 40.0
