@@ -351,6 +351,32 @@ async def test_what_arrives_while_its_count_is_written_down_is_counted(tmp_path:
 
 
 @driven
+async def test_what_was_counted_by_a_commit_without_an_answer_is_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MOVE_ITEMS", 5)
+    monkeypatch.setattr(rebalance_run, "NOTE_EVERY", 0)
+    monkeypatch.setattr(rebalance_run, "MAX_BACK_OFF", 1)
+    async with in_memory(tmp_path, "a") as service:
+        await service.create_queue(spec("q", 2))
+        ledger = Ledger(service, "q")
+        await ledger.produce(*(f"item {each}" for each in range(100)), partition=1)
+        records = service._rebalancing._records
+        write, lost = records.write, 0
+
+        async def lands(before: Any, change: machine.Change, *more: Any) -> int:
+            nonlocal lost
+            stamp = await write(before, change, *more)
+            if change.record is None and change.rebalance.is_open:
+                lost += 1
+                raise SluicewayError("outcome_unknown", "the meta store did not confirm the change")
+            return stamp
+
+        records.write = lands  # type: ignore[method-assign,assignment]
+        found = await ended(service, (await begun(service, "q", 1, "copy")).id)
+        assert (found.items, found.moved) == (100, 100)
+        assert lost > 3
+
+
+@driven
 async def test_a_pace_begins_with_nothing_saved_and_catches_up_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000_000.0
 

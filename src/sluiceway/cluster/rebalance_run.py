@@ -317,6 +317,11 @@ class Run:
         except StaleError:
             await self._stale()
             return
+        except SluicewayError as error:
+            if error.code == "outcome_unknown":
+                # As in `_commit_next`: what may have been counted is not counted again.
+                self._heard.moved -= min(self._heard.moved, after.moved - before.moved)
+            raise
         self._heard.moved -= min(self._heard.moved, after.moved - before.moved)
         self._stored = Stored(after, stamp)
 
