@@ -359,6 +359,26 @@ async def test_one_leaves_that_never_took_part() -> None:
 
 
 @driven
+async def test_a_group_that_cannot_be_read_at_the_beginning_is_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    store, told = MemoryMetaStore(), asyncio.Event()
+    resource = Keys("tasks.orders").resource
+    await store.commit(puts={resource: b'{"items": ["leader"], "parameters": {"of_a_later_release": 1}}'})
+    election = MetaElection(store, "orders")
+
+    def hear(group: Group) -> None:
+        if group.leader:
+            told.set()
+
+    await election.join("one", hear)
+    async with asyncio.timeout(PATIENCE):
+        while "cannot be joined" not in caplog.text:  # noqa: ASYNC110 - a line of the log has no event to await
+            await asyncio.sleep(0.01)
+        await store.commit(deletes=[resource])
+        await told.wait()
+    await election.leave()
+
+
+@driven
 async def test_a_lease_that_runs_out_on_a_busy_machine_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "sluiceway.cluster.group_member")
     election = MetaElection(MemoryMetaStore(), "orders", Parameters(settle_timeout=10, round_interval=10, beat_interval=200))

@@ -92,7 +92,10 @@ class MetaElection:
                 return
             except SluicewayError as error:
                 log.warning("group %s: %s", self._group, error)
-                await asyncio.sleep(AGAIN / 1000)
+            except Exception:
+                # Such as a record of a later release. A member that gave up would consider itself alive, and never learn the leader.
+                log.exception("group %s cannot be joined, will retry", self._group)
+            await asyncio.sleep(AGAIN / 1000)
 
     def _looked(self, _: GroupView) -> None:
         self._changed.set()
