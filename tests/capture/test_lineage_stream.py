@@ -244,14 +244,14 @@ class Away:
 
     client_id = "capture/test"
 
-    def __init__(self, loop: Loop, never: str = "") -> None:
-        self._loop, self._never = loop, never
+    def __init__(self, loop: Loop, never: str, error: Exception) -> None:
+        self._loop, self._never, self._error = loop, never, error
         self.deadlines = dict.fromkeys(("aaaaaaaa.0.L1", "aaaaaaaa.1.L1"), 60_000)
 
     async def extend(self, queue_name: str, lease_ids: list[str], **options: object) -> Extended:
         if 19_000 <= self._loop.now < 51_000 or self._never in lease_ids:
             await asyncio.sleep(3)
-            raise CallError("unavailable", "away")
+            raise self._error
         over = [each for each in lease_ids if self._loop.now >= self.deadlines[each]]
         self.deadlines |= {each: self._loop.now + 60_000 for each in lease_ids if each not in over}
         return Extended(ignored=[Ignored(id=each, reason="expired") for each in over])
@@ -260,12 +260,13 @@ class Away:
         """Nothing to close."""
 
 
+@pytest.mark.parametrize("error", [CallError("unavailable", "away"), ValueError("that nobody expects")])
 @pytest.mark.parametrize("never", ["", "aaaaaaaa.0.L1"])
-def test_leases_outlive_an_outage_that_is_shorter_than_they_last(never: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_outlive_an_outage_that_is_shorter_than_they_last(never: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost ones would end the capture for good. Nor does one call that fails cost the leases of others."""
     monkeypatch.setattr(lineage, "MAX_EXTENDED", 1)
     loop = Loop(Random(0))
-    client = Away(loop, never)
+    client = Away(loop, never, error)
     kept = [each for each in client.deadlines if each != never]
 
     async def hold() -> None:

@@ -360,6 +360,10 @@ class QueueLineage:
         except SluicewayError as error:
             log.warning("queue %s: leases were not extended, will retry: %s", self._queue, error)
             return not error.retryable
+        except Exception:
+            # It must not end the extension: a capture whose leases run out stops for good.
+            log.exception("queue %s: leases could not be extended, will retry", self._queue)
+            return False
         self._held.difference_update(each.id for each in over)
         return True
 
