@@ -179,6 +179,20 @@ def test_what_is_skipped_is_recorded() -> None:
     assert [*machine.touched] == ["s"]
 
 
+def test_schedules_that_come_and_go_leave_nothing() -> None:
+    """As with each move of their partitions, long before they fire."""
+    machine = Firings()
+    for _ in range(5_000):
+        for number in range(3):
+            machine.hold(f"s{number}", "i", table(f"{number} 0 1 1 *"), "last", NOON)
+        for number in range(2):
+            machine.drop(f"s{number}")
+    assert len(machine._heap) < 2_000
+    at = table("2 0 1 1 *").after(NOON)
+    assert at is not None
+    assert fire_all(machine, at) == [at]
+
+
 # ---- failures -------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,8 @@ REACH: Millis = GROUP_KEEP - 86_400_000
 FIRST_PAUSE: Millis = 500
 LAST_PAUSE: Millis = 30_000
 """First and longest pause before a failed firing is repeated; each is twice the one before."""
+_SLACK = 1_000
+"""Entries of the heap beyond twice the schedules, from which on those that no longer count are removed."""
 _BOUNDING = 50
 """As how many decisions it counts to find the last MAX_CATCH_UP of many missed moments."""
 
@@ -62,7 +64,7 @@ class Firings:
     def __init__(self) -> None:
         self._schedules: dict[str, _Schedule] = {}
         self._heap: list[tuple[Millis, str]] = []
-        """Entries outlive their reason: only one whose time is its schedule's `due` counts."""
+        """Entries outlive their reason: only one whose time is its schedule's `queued` counts."""
         self.touched: dict[str, None] = {}
         """Schedules about which something was decided, or found out, since their driver last emptied this."""
 
@@ -221,3 +223,7 @@ class Firings:
         if schedule.queued != due:
             schedule.queued = due
             heapq.heappush(self._heap, (due, key))
+            if len(self._heap) > 2 * len(self._schedules) + _SLACK:
+                # Of schedules that come and go with their partitions, or have changed, each time has left an entry, for up to years.
+                self._heap = [(each.queued, name) for name, each in self._schedules.items() if each.queued is not None]
+                heapq.heapify(self._heap)
