@@ -23,7 +23,7 @@ from sluiceway.model.requests import QueuePatch
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.cluster.rebalance_rig import BY, Doom, Ledger, affinities, at_step, begun, ended, in_memory
-from tests.instance.instance_rig import lease, payloads, produce, serving_on, settle, spec
+from tests.instance.instance_rig import PATIENCE, lease, payloads, produce, serving_on, settle, spec
 
 
 @contextlib.asynccontextmanager
@@ -374,6 +374,29 @@ async def test_what_was_counted_by_a_commit_without_an_answer_is_not_counted_aga
         found = await ended(service, (await begun(service, "q", 1, "copy")).id)
         assert (found.items, found.moved) == (100, 100)
         assert lost > 3
+
+
+@driven
+async def test_an_error_that_nobody_expects_is_told_and_not_met_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebalance_run, "NOTE_EVERY", 10)
+    async with in_memory(tmp_path, "a") as service:
+        await service.create_queue(spec("q", 1))
+        router = service._rebalancing.coordinator._parts.router
+        owner_of, asked = router.owner_of, 0
+
+        async def failing(*_: Any, **__: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            raise ValueError("something new")
+
+        router.owner_of = failing  # type: ignore[method-assign]
+        id = (await begun(service, "q", 2)).id
+        async with asyncio.timeout(PATIENCE):
+            while "something new" not in (await service.get_rebalance(id)).problem:  # noqa: ASYNC110 - a record has no event to await
+                await asyncio.sleep(0.01)
+        assert asked < 10
+        router.owner_of = owner_of  # type: ignore[method-assign]
+        assert (await ended(service, id)).state == "done"
 
 
 @driven

@@ -238,6 +238,12 @@ class Run:
                 self._fail(ask.partition, error)
                 await asyncio.sleep(self._back_off(ask.partition) / 1000)
             return
+        except Exception as error:
+            # Otherwise it would be asked again at once, and nothing would say why.
+            log.exception("rebalance %s: partition %d could not be asked, will retry", self.rebalance.id, ask.partition)
+            self._fail(ask.partition, SluicewayError("internal", repr(error)[:200]))
+            await asyncio.sleep(self._back_off(ask.partition) / 1000)
+            return
         self._succeed(ask.partition)
         heard.hear(ask, answer)
 
