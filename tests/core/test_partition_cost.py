@@ -214,7 +214,7 @@ def test_items_that_move_cost_no_more_than_a_lease_and_a_produce() -> None:
     assert items == 3 * ITEMS // 4
     assert list(changes.puts) == [(RecordKind.LEASE, str(number))]
     assert touched(changes) == 1
-    lives = lives_of(rig.machine.transfers.by_number[number])
+    lives = lives_of(rig.machine.transfers.by_number[number], rig.machine.log.bundles)
     assert len(lives) == 3
     there.machine.produce(batch_of([Row(PAYLOAD)] * items), START, ProduceKey("m", "move/q.0", number), lives)
     changes = there.commit()

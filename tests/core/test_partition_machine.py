@@ -218,7 +218,7 @@ class PartitionMachine(RuleBasedStateMachine):
         chosen = [piece.blob + row for piece in pieces for row in piece.rows.tolist()]
         assert (items, number > 0) == (len(chosen), items > 0)
         self.model.move_out(chosen, limit, to, due, self.now)
-        lives = lives_of(machine.transfers.by_number[number]) if number else ()
+        lives = lives_of(machine.transfers.by_number[number], machine.log.bundles) if number else ()
         assert [life.rows for life in lives] == [len(piece.rows) for piece in pieces]
         moved = [self.model.items[origin] for origin in chosen]
         assert [life[1:] for life in lives for _ in range(life.rows)] == [

@@ -108,9 +108,13 @@ def test_a_queue_that_is_away_does_not_cost_the_leases_of_others() -> None:
 
 def test_an_error_that_nobody_expects_does_not_end_the_extension(caplog: pytest.LogCaptureFixture) -> None:
     """Such as an answer that lacks a field, as a proxy may give one: all leases would run out, and nothing would say so."""
+
+    def fails() -> dict[str, str]:
+        raise KeyError("ignored")
+
     keeper = source.LeaseKeeper(source_options({"url": "http://127.0.0.1:1", "queue": "a", "consumer": "c"}))
     try:
-        assert not keeper._try(lambda: {}["ignored"])
+        assert not keeper._try(fails)
     finally:
         keeper.stop()
     assert "will retry" in caplog.text
