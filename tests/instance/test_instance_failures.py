@@ -224,6 +224,23 @@ async def test_items_that_were_leased_and_could_not_be_read_are_served_again_at_
 
 
 @driven
+async def test_an_error_that_nobody_expects_while_a_partition_is_opened_is_no_damage(tmp_path: Path) -> None:
+    """The partition was stopped until an operator reloaded it."""
+    async with serving(tmp_path) as (service, store):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", "a")
+        faults = iter([RuntimeError("can't start new thread"), MemoryError()])
+
+        async def fail(_: PartitionRef) -> None:
+            for error in faults:
+                raise error
+
+        store.on_open = fail
+        assert await end(asyncio.ensure_future(service.reload("q", 10_000))) == "unavailable"
+        assert payloads((await lease(service, "q", timeout=10_000)).batches) == ["a"]
+
+
+@driven
 async def test_a_commit_whose_rows_cannot_be_kept_in_memory_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its partition waited for the end of that commit for good, and so did backups, and a stop."""
     async with serving(tmp_path) as (service, _):

@@ -102,11 +102,19 @@ _one_large = threading.Lock()
 
 
 async def _loaded(snapshot: StoredPartition) -> Partition:
-    """Load a partition: a large one in a thread, since it takes a second per million records."""
-    if snapshot.size < MANY_RECORDS:
-        with _collector_paused(snapshot.size):
-            return load(snapshot)
-    return await asyncio.to_thread(_load_large, snapshot)
+    """Load a partition: a large one in a thread, since it takes a second per million records. Raises DamagedError for records that cannot
+    be understood."""
+    try:
+        if snapshot.size < MANY_RECORDS:
+            with _collector_paused(snapshot.size):
+                return load(snapshot)
+        return await asyncio.to_thread(_load_large, snapshot)
+    except (MemoryError, RuntimeError):
+        # For lack of memory or threads.
+        raise
+    except Exception as error:
+        log.exception("loading a partition failed")
+        raise DamagedError(f"loading failed: {error!r}") from error
 
 
 def _load_large(snapshot: StoredPartition) -> Partition:
@@ -674,7 +682,7 @@ class QueueDriver:
 
     async def _open(self, effect: Open) -> None:
         ref = self._ref(effect.partition)
-        final = False
+        final, unforeseen = False, None
         try:
             snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.partition, effect.opening))
             loaded: Any = await _loaded(snapshot)
@@ -685,14 +693,14 @@ class QueueDriver:
         except (DamagedError, FencedError) as error:
             loaded, final = error, True
         except Exception as error:
-            log.exception("queue %s, partition %d: loading failed", self.record.queue_name, effect.partition)
-            loaded, final = DamagedError(f"loading failed: {error!r}"), True
+            # It says nothing about what is stored: this process may be short of memory, threads or files.
+            loaded, unforeseen = StoreUnavailableError(f"it could not be opened: {error!r}"), error
         if not isinstance(loaded, Exception):
             self._told.pop(effect.partition, None)
         elif not isinstance(loaded, BackendDownError) and self._told.get(effect.partition) != str(loaded):
             # Log a state once: it is retried about every second.
             self._told[effect.partition] = str(loaded)
-            log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
+            log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded, exc_info=unforeseen)
         self.queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
         # Openings that a backend's breaker refuses together share a cycle.
         self.cycle_soon()
