@@ -20,6 +20,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.requests import Produce, Produced, QueueSpec
 from sluiceway.model.schedule_records import Progress, SchedulePatch, ScheduleRecord
+from sluiceway.ports.meta_store import MetaUnknownError
 from tests.cluster.cluster_rig import MORTAL, Cluster, cluster, lapse
 from tests.instance.instance_rig import PATIENCE, eventually, lease, moved_ahead, payloads, schedule_spec, serving, spec, total
 
@@ -459,3 +460,24 @@ async def test_an_error_that_nobody_expects_ends_no_watch_and_no_record(tmp_path
             await a.create_queue(spec("q"))
             await a.schedules.create(schedule_spec("s", "q", "@hourly"), SYSTEM)
             await eventually(lambda: [*b.schedules.names()] == ["s"])
+
+
+@driven
+async def test_a_change_that_has_landed_without_an_answer_holds_at_once(tmp_path: Path, ahead: Ahead) -> None:
+    """A single server fired a schedule that was paused, until it was restarted."""
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        await service.schedules.create(schedule_spec("s", "q"), SYSTEM)
+        commit = service.meta.commit
+
+        async def unheard(*args: Any, **named: Any) -> None:
+            await commit(*args, **named)
+            raise MetaUnknownError("cut off")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service.meta, "commit", unheard)
+            with pytest.raises(SluicewayError, match="did not confirm the change"):
+                await service.schedules.update("s", SchedulePatch(paused=True), "schedules.pause", SYSTEM, lambda _: None)
+        found = service.schedules.find("s")
+        assert found is not None
+        assert found.paused

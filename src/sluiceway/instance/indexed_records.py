@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,6 +139,9 @@ class IndexedRecords(Generic[R]):
         except ConflictError:
             return False
         except MetaUnknownError as error:
+            # It may have landed. A single server has nobody else to follow, and would go by the former record until its restart.
+            with contextlib.suppress(SluicewayError):
+                await self._follow()
             detail = f"the meta store did not confirm the change: {error}; {self._index}.get shows it"
             raise SluicewayError("outcome_unknown", detail) from error
         except StoreUnavailableError as error:
