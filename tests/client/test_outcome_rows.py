@@ -61,6 +61,22 @@ def test_what_is_no_outcome_is_refused_by_the_name_of_its_column(rows: Any, fiel
     assert (refused.value.code, refused.value.field) == ("invalid_request", field)
 
 
+def unchecked(*values: bytes) -> pa.Array:
+    """A column of text that may be any bytes, as Spark casts binary ones."""
+    made = pa.array(values, pa.binary())
+    return pa.Array.from_buffers(pa.utf8(), len(made), made.buffers())
+
+
+def test_a_reason_of_bytes_that_are_no_text_is_told() -> None:
+    """The server takes a body with it for a damaged stream, which names no item, and a query that repeats its batch never goes on."""
+    rows = {"id": [A, f"{A}7"], "outcome": ["dead", "dead"], "reason": unchecked(b"good", b"not a number: \xff")}
+    with pytest.raises(SluicewayError, match=rf"'not a number: \ufffd' of item {A}7 is not UTF-8") as refused:
+        outcome_table(rows)
+    assert refused.value.field == "reason"
+    with pytest.raises(SluicewayError, match=r"'d\ufffd' of item .* is not an outcome"):
+        outcome_table({"id": [A], "outcome": unchecked(b"d\xff")})
+
+
 def test_an_id_that_is_none_is_refused() -> None:
     with pytest.raises(SluicewayError, match="'A-1' is not an item id"):
         list(outcome_bodies(outcome_table({"id": [A, "A-1"], "outcome": ["done", "done"]})))

@@ -62,6 +62,7 @@ class Links(Generic[L]):
             return None, old
 
     def add(self, link: L) -> None:
+        self._part()
         with self._lock:
             self._all.add(link)
 

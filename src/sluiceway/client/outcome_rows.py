@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -115,7 +116,7 @@ def check_values(batch: pa.RecordBatch) -> None:
         rows = pc.indices_nonzero(wrong)
         if len(rows):
             row = rows[0].as_py()
-            value = batch.column(name)[row].as_py()
+            value = _value(batch.column(name), row)
             shown = "null" if value is None else repr(value[:40]) if isinstance(value, str) else f"{value:,}"
             more = f" ({len(rows):,} such rows at once)" if len(rows) > 1 else ""
             raise invalid(name, f"{shown} of item {_named(batch, row)} {what}{more}")
@@ -131,8 +132,44 @@ def check_values(batch: pa.RecordBatch) -> None:
     if "reason" in batch.schema.names:
         long = pc.greater(pc.binary_length(batch.column("reason")), MAX_TEXT_BYTES).fill_null(False)
         check("reason", long, f"is longer than {MAX_TEXT_BYTES:,} bytes")
+        check("reason", no_text(batch.column("reason")), "is not UTF-8")
 
 
 def _named(batch: pa.RecordBatch, row: int) -> str:
     names = ("id",) if "id" in batch.schema.names else _POSITION
-    return ".".join(str(batch.column(name)[row].as_py())[:64] for name in names)
+    return ".".join(str(_value(batch.column(name), row))[:64] for name in names)
+
+
+def _value(column: pa.Array, row: int) -> Any:
+    """A value for a message, with other characters in place of bytes that are no text."""
+    if not any(is_one(column.type) for is_one in _TEXTS):
+        return column[row].as_py()
+    data = column.slice(row, 1).cast(pa.binary())[0].as_py()
+    return None if data is None else data.decode(errors="replace")
+
+
+# -- texts, which some engines do not check ---------------------------------------------------------------------------
+
+
+def is_text(column: pa.Array) -> bool:
+    """Whether all values are UTF-8."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def no_text(column: pa.Array) -> pa.Array:
+    """Which values are not UTF-8. Spark, for one, makes texts of binary columns without a check."""
+    if is_text(column):
+        return pa.repeat(False, len(column))
+    return pa.array([is_no_text(value) for value in column.cast(pa.binary()).to_pylist()])
+
+
+def is_no_text(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return True
+    return False

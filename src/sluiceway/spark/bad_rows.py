@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluiceway.client.outcome_rows import is_no_text, is_text, no_text
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_ARROW, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MAX_PRIORITY, MAX_TEXT_BYTES
 from sluiceway.model.chunks import row_bytes
@@ -78,7 +79,7 @@ class Sieve:
             for name in _KEYS
             if name in names
         ]
-        found += [(f"{name}: {_NO_TEXT}", _no_text(batch.column(name))) for name in _TEXTS if name in names]
+        found += [(f"{name}: {_NO_TEXT}", no_text(batch.column(name))) for name in _TEXTS if name in names]
         if "priority" in names:
             given = batch.column("priority").cast(pa.int64())
             wrong = pc.or_(pc.less(given, 0), pc.greater(given, MAX_PRIORITY)).fill_null(False)
@@ -148,35 +149,11 @@ def _of_headers(headers: pa.MapArray) -> list[tuple[str, pa.Array]]:
         (f"headers: larger than {MAX_HEADER_BYTES:,} bytes", pc.and_(pa.array(large), given)),
         ("headers: a header has no value", pc.and_(pa.array(empty), given)),
     ]
-    if not (_is_text(headers.keys) and _is_text(headers.items)):
+    if not (is_text(headers.keys) and is_text(headers.items)):
         rows = headers.cast(_PAIRS).to_pylist()
-        wrong = [any(_is_no_text(each) for pair in row or () for each in pair) for row in rows]
+        wrong = [any(is_no_text(each) for pair in row or () for each in pair) for row in rows]
         found.append((f"headers: {_NO_TEXT}", pa.array(wrong)))
     return found
-
-
-def _is_text(column: pa.Array) -> bool:
-    """Whether all values are UTF-8."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _no_text(column: pa.Array) -> pa.Array:
-    """Which values are not UTF-8."""
-    if _is_text(column):
-        return pa.repeat(False, len(column))
-    return pa.array([_is_no_text(value) for value in column.cast(_BYTES).to_pylist()])
-
-
-def _is_no_text(value: bytes | None) -> bool:
-    try:
-        (value or b"").decode()
-    except UnicodeDecodeError:
-        return True
-    return False
 
 
 def _text(value: bytes) -> str:
