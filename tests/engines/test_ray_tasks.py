@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluiceway import testing
 from sluiceway.client import CallError
 from sluiceway.client.answers import Lease, Leased
+from tests.client.test_consumer import total
 from tests.engines.engine_imports import engine
 
 engine("ray")
@@ -79,3 +81,14 @@ def test_what_was_leased_before_a_failure_is_not_kept_for_good(
         extender.join(60)
         assert not extender.is_alive()
     assert client.calls == ["lease", "lease", *after]
+
+
+def test_items_of_another_source_are_not_counted_for_those_without_an_outcome(served: testing.TestServer, queue: str) -> None:
+    """As in the union of two datasets: an item that no row names must not be completed because there are rows enough."""
+    client = served.client
+    client.produce(queue, [str(number) for number in range(6)])
+    with QueueSource(queue, url=served.url, max_items=3) as source, QueueSource(queue, url=served.url, max_items=3) as other:
+        (own,) = (client.peek_arrow(queue, lease_id).ids() for lease_id in source._leases)
+        (others,) = (client.peek_arrow(queue, lease_id).ids() for lease_id in other._leases)
+        source.settle([own.slice(0, 2).combine_chunks(), others.combine_chunks()])
+        assert [total(client, queue, name) for name in ("completed", "ready", "total_leased")] == [2, 1, 3]

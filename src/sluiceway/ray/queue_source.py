@@ -141,7 +141,8 @@ class QueueSource(Datasource):  # type: ignore[misc]
         """
         named = pc.unique(pa.chunked_array(ids, pa.utf8()))
         self._ended = True
-        if len(named) < self.count:
+        # More: items of another source are among them, so that their number says nothing of this one's.
+        if len(named) != self.count:
             self._release_others(named)
         lost = 0
         for some in _portions(list(self._leases)):
