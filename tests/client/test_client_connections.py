@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sluiceway.client import async_connections, connections
+from sluiceway.client import CallError, Client, async_connections, connections
 from sluiceway.client.async_connections import AsyncConnections
 from sluiceway.client.connections import Connections
 from sluiceway.client.http_exchange import Endpoint
@@ -284,6 +284,21 @@ def test_closing_ends_calls_that_are_running_in_threads(server: Counting) -> Non
             call.result(PATIENCE)
     server.run(server.answer_all())
     server.wait_for_open(0)
+
+
+@pytest.mark.parametrize("make", [lambda client: client.stats("q"), lambda client: next(client.events())], ids=["call", "events"])
+def test_a_call_that_closing_ends_is_not_repeated(server: Counting, make: Any) -> None:
+    """A thread that reads events could not be ended, and had a connection that nobody closed."""
+    server.together = 2
+    client = Client(server.url.rstrip("/"))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(make, client)
+        asyncio.run(server.has_requests(1))
+        client.close()
+        with pytest.raises(CallError):
+            call.result(PATIENCE)
+    assert server.accepted == 1
+    server.run(server.answer_all())
 
 
 def test_a_forked_process_has_connections_of_its_own(server: Counting) -> None:

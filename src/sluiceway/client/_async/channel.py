@@ -44,10 +44,12 @@ class AsyncChannel:
         self.retry_for = retry_for
         self.ca_file = ca_file
         self.direct = Direct(endpoint) if direct else None
+        self._closed = False
         self.transport: AsyncTransport = AsyncConnections(endpoint.context(ca_file)) if transport is None else as_async_transport(transport)
 
     async def close(self) -> None:
-        """Close the connections, including those in use."""
+        """Close the connections, including those in use. Calls that fail by it are not repeated."""
+        self._closed = True
         await self.transport.aclose()
 
     async def run(self, call: Call[T], retry_for: float | None = None) -> T:
@@ -60,6 +62,9 @@ class AsyncChannel:
             try:
                 return await self.attempt(call)
             except CallError as error:
+                if self._closed:
+                    # A repetition would have a new connection, which nobody closes.
+                    raise
                 await asyncio.sleep(repeats.pause(error, time.monotonic(), random.random()))
                 call = repeats.next(call, another_name)
 
@@ -105,6 +110,8 @@ class AsyncChannel:
                     raise self.endpoint.broken(error) from error
                 raise stream_ended()
             except CallError as error:
+                if self._closed:
+                    raise
                 await asyncio.sleep(reader.pause(error, time.monotonic(), random.random()))
 
 
