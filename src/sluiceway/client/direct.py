@@ -43,7 +43,7 @@ class Direct:
         self._base = base
         self._queues: dict[str, _Known] = {}
         self._endpoints: dict[str, Endpoint | None] = {}
-        self._shunned: dict[str, float] = {}
+        self._shunned: dict[Endpoint, float] = {}
 
     def to_look_up(self, call: Call[Any], now: float) -> str | None:
         """The queue whose owners to look up before the call; None: no lookup is needed."""
@@ -77,9 +77,8 @@ class Direct:
             wanted = call.about.partitions()
             addresses = {known.addresses.get(number) if number is not None else None for number in wanted}
             address = addresses.pop() if len(addresses) == 1 else None
-        if address is None or now < self._shunned.get(address, 0.0):
-            return None
-        return self._endpoint_at(address)
+        found = None if address is None else self._endpoint_at(address)
+        return None if found is None or now < self._shunned.get(found, 0.0) else found
 
     def _endpoint_at(self, address: str) -> Endpoint | None:
         if address not in self._endpoints:
@@ -112,7 +111,7 @@ class Direct:
         known = self._queues[call.about.queue_name]
         known.outdated, known.leases_at = True, None
         if error.retryable:
-            self._shunned[next(address for address, each in self._endpoints.items() if each is at)] = now + AGAIN
+            self._shunned[at] = now + AGAIN
         if error.outcome_unknown:
             # The usual rules decide whether the call is repeated. The repeat goes to the base.
             raise error
