@@ -44,7 +44,7 @@ def followed(monkeypatch: pytest.MonkeyPatch, count: int, *looks: Sequence[Audit
 
     session = cast(Session, SimpleNamespace(client=Trail(*looks), as_json=True, print=keep))
     command = cast(Any, admin.tail.callback if since is None else admin.list_audit.callback).__wrapped__
-    more = {} if since is None else {"since": since, "until": None}
+    more: dict[str, Any] = {} if since is None else {"since": since, "until": None}
     with pytest.raises(KeyboardInterrupt):
         command(session, count=count, follow=True, queue_name=None, action=None, actor=None, **more)
     return printed

@@ -347,7 +347,7 @@ def test_a_queue_that_is_new_counts_from_its_beginning_though_its_partitions_mov
             for number, count in counts.items()
         ]
         (queue,) = labels.divide([count_queue(msgspec.structs.replace(RECORD, created_at=STARTED), LogicalQueueStats(partitions=parts))])
-        return queue.counters and queue.counters[0]
+        return None if queue.counters is None else queue.counters[0]
 
     assert produced({0: None}) is None, "it is not open yet"
     assert produced({0: 5}) == 5

@@ -184,7 +184,7 @@ class QueueLabels:
         """The queue's counters, which were `last` at the last look, with what its partitions have counted since."""
         known = self._parts.get(queue.incarnation, {})
         there = self._everywhere.get(queue.incarnation, frozenset() if is_new else queue.everywhere)
-        now = {} if self._shared else dict(known)
+        now: dict[int, Counts] = {} if self._shared else dict(known)
         for partition, counts in queue.parts.items():
             before = known.get(partition)
             if before is None:
