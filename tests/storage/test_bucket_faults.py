@@ -669,6 +669,19 @@ async def test_damage_is_told_from_absence() -> None:
 
 
 @driven
+async def test_a_head_that_is_no_utf_8_is_damage() -> None:
+    seam = Seam()
+    await (await opened(seam)).close()
+    head = await seam.get(bucket_store._head_of(REF))
+    assert head is not None
+    life = bucket_store._decode_head(head.data).life.encode()
+    damaged = head.data.replace(life, b"\xff" + life[1:])
+    seam.after = lambda call, name, answer: answer._replace(data=damaged) if call == "get" and name.endswith("/head") else answer
+    with pytest.raises(DamagedError, match="its head cannot be read"):
+        await BucketPartitionStore(seam, 400).open(REF, Fence(1, 1, 2))
+
+
+@driven
 async def test_a_checkpoint_that_fails_is_made_later(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(bucket_store, "CHECKPOINT_ENTRIES", 3)
     seam = Seam()

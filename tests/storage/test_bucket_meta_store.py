@@ -195,11 +195,12 @@ async def test_a_bucket_that_ignores_conditions_is_refused() -> None:
         await store.read(["key"])
 
 
+@pytest.mark.parametrize("data", [b"something else", b"\x95\x01\x00\x81\xa3\xff\xff\xff"], ids=["text", "no UTF-8"])
 @driven
-async def test_what_is_no_meta_store_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_no_meta_store_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(bucket, "PATIENCE", 100)
     objects = BucketObjects(obstore.store.MemoryStore())
-    await objects.create("meta", b"something else")
+    await objects.create("meta", data)
     store = BucketMetaStore(objects)
     with pytest.raises(StoreUnavailableError, match="cannot be read"):
         await store.read(["key"])

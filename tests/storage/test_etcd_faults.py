@@ -286,6 +286,8 @@ async def answering(answer: bytes) -> AsyncIterator[int]:
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope", "is not etcd 3.4"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnope", "did not answer like an etcd server"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "did not answer like an etcd server"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"token":"\xe4"}', "did not answer like an etcd server"),
+        (b'HTTP/1.1 502 Bad\r\nContent-Length: 16\r\n\r\n{"message":"\xe4 "}', "is not etcd 3.4"),
         (b"SSH-2.0-something\r\n", "does not answer"),
     ],
 )

@@ -207,7 +207,7 @@ class BucketMetaStore:
         if known is None or known.tag != found.tag:
             try:
                 known = _Known(_decode(found.data), found.tag)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise StoreUnavailableError(f"meta store: the object {NAME} cannot be read: {error}") from None
         if self._known is None or known.document.stamp >= self._known.document.stamp:
             self._known, self._read_at = known, began

@@ -222,14 +222,14 @@ def _decode(body: bytes, kind: type[T], endpoint: httpx.URL) -> T:
     try:
         # Its 64-bit numbers are strings.
         return msgspec.json.decode(body, type=kind, strict=False)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EtcdError(f"{_shown(endpoint)} did not answer like an etcd server: {error}") from None
 
 
 def _refused(endpoint: httpx.URL, status: int, body: bytes) -> EtcdError:
     try:
         problem = msgspec.json.decode(body, type=_Problem)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         problem = _Problem()
     if not problem.message:
         return EtcdError(f"{_shown(endpoint)} answered HTTP {status}; it is not etcd 3.4 or newer")

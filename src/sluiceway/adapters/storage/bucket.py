@@ -210,7 +210,7 @@ class BucketPartitionStore:
             return None
         try:
             return _decode_head(found.data), found.tag
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedError(f"partition {_name(ref)}: its head cannot be read: {error}") from None
 
     async def _walk(
