@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from sluiceway.capture.log_reader import decoded
 from sluiceway.core.group.task_fold import fold, fold_all, judge, restore, trimmable, watermark
 from sluiceway.core.group.task_parts import cut_snapshot
 from sluiceway.core.group.task_state import (
@@ -30,7 +31,9 @@ from sluiceway.core.group.task_state import (
     decode,
     encode,
 )
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.task_records import AnnouncedPartition
+from sluiceway.ports.sync_log import LogPage
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 LITTLE = st.integers(0, 3)
@@ -322,3 +325,9 @@ def test_a_snapshot_from_before_there_were_barriers_is_read() -> None:
 
 def test_fields_that_a_later_version_adds_are_passed_over() -> None:
     assert decode(b'["join","a","more"]') == Join("a")
+
+
+@pytest.mark.parametrize("data", [b'["later","a"]', b'["join","\xe6"]'], ids=["of a later version", "no UTF-8"])
+def test_a_log_with_records_that_cannot_be_read_is_told(data: bytes) -> None:
+    with pytest.raises(SluicewayError, match="the log has records that this version does not know"):
+        decoded(LogPage(1, ((1, data),), 1))

@@ -44,7 +44,9 @@ def test_half_an_event_is_forgotten_when_the_connection_breaks() -> None:
     assert parser.feed(b"data: 1\n\n") == [Event(id=None, type="message", data=1)]
 
 
-@pytest.mark.parametrize("stream", [b"data: {\n\n", b"x" * (MAX_EVENT + 1), b"data: " + b"x" * MAX_EVENT + b"\ndata: x"])
+@pytest.mark.parametrize(
+    "stream", [b"data: {\n\n", b'data: "\xe6"\n\n', b"x" * (MAX_EVENT + 1), b"data: " + b"x" * MAX_EVENT + b"\ndata: x"]
+)
 def test_what_is_no_stream_of_events_is_an_error(stream: bytes) -> None:
     with pytest.raises(CallError, match="cannot be read"):
         EventParser().feed(stream)

@@ -17,7 +17,7 @@ def decoded(page: LogPage) -> tuple[Entry, ...]:
     """Decode a page's records. Raises SluicewayError: if one member skipped what another folded, they would hold two truths."""
     try:
         return tuple((number, decode(data)) for number, data in page.entries)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SluicewayError(
             "internal", f"the log has records that this version does not know: {error}; check whether a newer version is running"
         ) from error

@@ -59,7 +59,7 @@ class EventParser:
             return None
         try:
             return Event(id=self.last_id, type=kind, data=msgspec.json.decode(data))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise unreadable(error) from error
 
 

@@ -160,7 +160,7 @@ class Sights:
                 return await asyncio.to_thread(_shown, seen, now())
             except SluicewayError as error:
                 return _Sight(unseen(name, begun, error.detail))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 return _Sight(unseen(name, begun, f"the log has records that this version does not know: {error}"))
             finally:
                 asyncio.get_running_loop().call_later(max(FRESH, stopwatch() - began), self._looks.pop, name, None)

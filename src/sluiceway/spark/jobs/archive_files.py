@@ -204,7 +204,7 @@ def _about(root: Path) -> _About:
         return msgspec.json.decode((root / _ABOUT).read_bytes(), type=_About)
     except FileNotFoundError:
         raise invalid("to", f"{root} is not an archive: it has no {_ABOUT}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid("to", f'{root / _ABOUT} cannot be read: {error}; write {{"by": "day"}} into it, or hour') from None
 
 

@@ -44,7 +44,7 @@ def claim(checkpoint: Path, job: str, of: Mapping[str, str]) -> str:
         make_directory(checkpoint)
         mark = _Mark(job, secrets.token_hex(4), dict(of))
         write_durably(path, msgspec.json.encode(mark).decode())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid("checkpoint", f"{path} cannot be read: {error}; use a new checkpoint") from None
     if (mark.job, mark.of) != (job, dict(of)):
         told = ", ".join(f"{name} {value!r}" for name, value in mark.of.items())
