@@ -368,3 +368,14 @@ def test_packed_leases_keep_the_blobs_of_their_items(small: None) -> None:
     assert rig.compact() == 1
     rig.reload()
     assert [served.payload for lease in rig.machine.leases.values() for served in rig.served(open_slices(lease))] == [b"a", b"h"]
+
+
+def test_leases_under_a_key_keep_their_order_when_only_some_of_them_are_packed(small: None) -> None:
+    """One that has items of two blobs is no row of the columns."""
+    rig = Rig()
+    rig.produce(rows_of(*"ab"))
+    rig.commit()
+    rig.produce(rows_of(*"cd"))
+    numbers = [rig.lease(want, key="k").number for want in (3, 1)]
+    rig.reload()
+    assert [lease.number for lease in rig.machine.keyed("c", "k")] == numbers

@@ -54,7 +54,7 @@ KNOWN = {
     "writes_under_the_first_grant": 1,
     "takes_an_unheard_answer_for_a_refusal": 31,
     "refuses_what_it_was_writing": 22,
-    "takes_more_under_a_key": 9,
+    "takes_more_under_a_key": 46,
     "passes_on_what_a_peer_asks": 71,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""

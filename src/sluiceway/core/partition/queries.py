@@ -347,6 +347,9 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
     others = load_plain(partition, [*snapshot.leases, *batches])
     for number, data in sorted(others if batches else others + leases):
         _load_lease(partition, number, unpack_lease(data), firsts)
+    if others:
+        # Those in batches came first. Under a key, leases are answered in the order in which they were taken.
+        partition.by_key.update({name: dict.fromkeys(sorted(numbers)) for name, numbers in partition.by_key.items() if len(numbers) > 1})
     for number, data in sorted(records[RecordKind.FAILURE]):
         partition.log.failures.load(number, data)
     for number, data in records[RecordKind.BUNDLE]:
