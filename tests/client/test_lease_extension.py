@@ -74,18 +74,25 @@ def test_an_error_that_nobody_expects_does_not_end_the_extension() -> None:
     assert ended.asked == [20.0, 1.0, 20.0, 20.0]
 
 
-class Outage:
-    """A server in virtual time, with one lease of a minute. It refuses calls from 19 to 41 s."""
+def table_of(leases: int) -> LeasedTable:
+    """So many leases of one item each."""
+    deadline = datetime(2026, 1, 1, tzinfo=UTC)
+    held = [Lease(lease_id=f"aaaaaaaa.0.L{number + 1}", partition=0, count=1, lease_deadline=deadline) for number in range(leases)]
+    return LeasedTable("q", "aaaaaaaa", 0, held, pa.table({"payload": [b"x"] * leases}))
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+
+class Outage:
+    """A server in virtual time, with one lease of a minute. Calls from 19 to 41 s fail with that error."""
+
+    def __init__(self, loop: Loop, error: Exception) -> None:
+        self._loop, self._error = loop, error
         self._calls: list[str] = []
         self.deadline = 60_000
 
     async def attempt(self, call: Call[Any]) -> Any:
         now = self._loop.now
         if 19_000 <= now < 41_000:
-            raise CallError("unavailable", "connection refused")
+            raise self._error
         assert now < self.deadline, "the lease has run out"
         self._calls.append(call.path)
         if call.path == "/v1/queue.extend":
@@ -95,13 +102,13 @@ class Outage:
             return Completed(completed=1)
         if self._calls.count(call.path) > 1:
             raise CallError("queue_not_found", "one lease is enough")
-        lease = Lease(lease_id="aaaaaaaa.0.L1", partition=0, count=1, lease_deadline=datetime(2026, 1, 1, tzinfo=UTC))
-        return LeasedTable("q", "aaaaaaaa", 0, [lease], pa.table({"payload": [b"x"]}))
+        return table_of(1)
 
 
-def test_a_handler_of_tables_keeps_its_leases_through_an_outage() -> None:
+@pytest.mark.parametrize("error", [CallError("unavailable", "connection refused"), RuntimeError("nobody expects it")], ids=repr)
+def test_a_handler_of_tables_keeps_its_leases_through_an_outage(error: Exception) -> None:
     loop = Loop(Random(0))
-    server = Outage(loop)
+    server = Outage(loop, error)
     tables = TableLoop(server.attempt, "q", "me", 60_000, 10_000, True, False, False)
 
     async def handle(leased: LeasedTable) -> None:
@@ -132,11 +139,7 @@ class Taken:
         if self._is_leased:
             raise CallError("queue_not_found", "two leases are enough")
         self._is_leased = True
-        leases = [
-            Lease(lease_id=f"aaaaaaaa.0.L{number}", partition=0, count=1, lease_deadline=datetime(2026, 1, 1, tzinfo=UTC))
-            for number in (1, 2)
-        ]
-        return LeasedTable("q", "aaaaaaaa", 0, leases, pa.table({"payload": [b"x", b"y"]}))
+        return table_of(2)
 
 
 def test_a_lease_that_is_lost_while_its_table_is_handled_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

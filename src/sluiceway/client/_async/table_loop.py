@@ -216,6 +216,10 @@ class TableLoop:
                 # What is left of the leases' time may be less than another third.
                 soon = (error.retry_after or 0) / 1000 + backoff(failures, random.random())
                 pause, failures = min(usual, soon) if error.retryable else usual, failures + 1
+            except Exception:
+                # Nobody would see that the leases are kept no longer.
+                log.exception("queue %s: leases were not extended, will retry", self._queue_name)
+                pause, failures = min(usual, backoff(failures, random.random())), failures + 1
 
 
 def _staging(leased: LeasedTable, returned: object) -> list[Call[Staged]]:
