@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sluiceway import testing
-from sluiceway.client import Client, DeadItem, RetryItem, SluicewayError
+from sluiceway.client import CallError, Client, DeadItem, RetryItem, SluicewayError, job_leases
 from sluiceway.client.arrow import ROWS
 from sluiceway.client.lease_stream import LeaseStream
 from tests.client.test_consumer import total
@@ -213,6 +213,41 @@ def test_it_waits_for_the_first_item_alone(served: testing.TestServer, queue: st
     fill(client, queue, 5)
     reading.join()
     assert found == [5]
+
+
+class Lossy:
+    """A client whose answers to some calls of `lease_arrow`, by number, are lost."""
+
+    def __init__(self, client: Client, *lost: int) -> None:
+        self._client, self._lost, self._calls = client, lost, itertools.count()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def lease_arrow(self, *given: Any, **options: Any) -> Any:
+        answer = self._client.lease_arrow(*given, **options)
+        if next(self._calls) in self._lost:
+            raise CallError("outcome_unknown", "the connection broke")
+        return answer
+
+
+def test_a_lost_answer_does_not_end_a_stream(served: testing.TestServer, queue: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its items are offered again later; those that were leased before are completed, and others are leased."""
+    client: Any = Lossy(served.client, 1)
+    fill(client, queue, 40, calls=3)
+    with caplog.at_level(logging.WARNING), LeaseStream(client, queue, batch_size=40) as stream:
+        assert len(pa.table(stream)) == 80
+    assert counts(client, queue, "completed", "total_leased") == [80, 40]
+    assert "offered again when it runs out" in caplog.text
+
+
+def test_a_server_whose_answers_are_all_lost_ends_a_stream(served: testing.TestServer, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_leases, "backoff", lambda failures, roll: 0.0)
+    client: Any = Lossy(served.client, *range(100))
+    fill(client, queue, 100)
+    with pytest.raises(CallError, match="the connection broke"), LeaseStream(client, queue, batch_size=1) as stream:
+        stream.reader().read_all()
+    assert counts(client, queue, "total_leased") == [job_leases.LOST_ANSWERS]
 
 
 @pytest.mark.parametrize("options", [{"max_items": 0}, {"batch_size": 10_001}, {"lease_timeout": "1ms"}])

@@ -20,6 +20,7 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.requests import QueuePatch
+from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from tests.cluster.rebalance_rig import BY, Doom, Ledger, affinities, at_step, begun, ended, in_memory
@@ -397,6 +398,24 @@ async def test_an_error_that_nobody_expects_is_told_and_not_met_again_at_once(tm
         assert asked < 10
         router.owner_of = owner_of  # type: ignore[method-assign]
         assert (await ended(service, id)).state == "done"
+
+
+@driven
+async def test_a_coordinator_whose_election_was_not_confirmed_stands_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, too: the rebalance stood still until something else changed."""
+    monkeypatch.setattr(coordinator, "POLL", 10)
+    async with in_memory(tmp_path, "a") as service:
+        await service.create_queue(spec("q", 2))
+        commit, failures = service.meta.commit, [MetaUnknownError("the disk is full")] * 2
+
+        async def failing(checks: Mapping[str, int | None] | None = None, *args: Any, **fields: Any) -> int:
+            if rebalance_records.COORDINATOR in (checks or {}) and failures:
+                raise failures.pop()
+            return await commit(checks, *args, **fields)
+
+        monkeypatch.setattr(service.meta, "commit", failing)
+        assert (await ended(service, (await begun(service, "q", 4)).id)).state == "done"
+        assert not failures
 
 
 @driven

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from sluiceway.client.arrow import ROWS, LeasedTable
 from sluiceway.client.consumer_common import check_batch_size, put_back
+from sluiceway.client.job_leases import PARTITIONS, lease_again
 from sluiceway.client.lease_extender import LeaseExtender
 from sluiceway.client.lease_manager import refused
 from sluiceway.client.protocol import Duration, millis
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
     from sluiceway.client._sync.client import Client
 
 log = logging.getLogger("sluiceway.client")
-
-_PARTITIONS = 100
-"""Partitions of a lease call: with less in each than is asked for, it takes fewer calls."""
 
 
 class LeaseStream:
@@ -44,8 +43,10 @@ class LeaseStream:
     after a time, `DeadItem` into the dead queue, any other as the queue's `retry_backoff` says. Ctrl-C and what else is no `Exception`
     releases them: the attempt does not count. In a process that dies, they run out after `lease_timeout`.
 
-    Each item is offered at least once: if its lease was lost, because the server could not be reached in time, it is offered again. With
-    `runs`, a lease has several items of a key in a queue with `order` (see `Client.lease`).
+    Each item is offered at least once: if its lease was lost, because the server could not be reached in time, it is offered again. A call
+    whose answer was lost is followed by another one, up to 4 times; what it took is offered again, too.
+
+    With `runs`, a lease has several items of a key in a queue with `order` (see `Client.lease`).
     """
 
     def __init__(
@@ -144,14 +145,16 @@ class LeaseStream:
 
     def _lease(self) -> LeasedTable:
         """Lease the next items; for the first ones it waits."""
-        leased = self._client.lease_arrow(
+        lease = partial(
+            self._client.lease_arrow,
             self._queue_name,
             batch_size=min(self._batch_size, self._left),
             request_timeout="0s" if self._held else self._wait,
             lease_timeout=self._lease_timeout,
-            max_partitions=_PARTITIONS,
+            max_partitions=PARTITIONS,
             runs=self._runs,
         )
+        leased = lease_again(self._queue_name, lease)
         self._held += [(lease.lease_id, lease.count) for lease in leased.leases]
         self._extender.add(leased.lease_ids)
         # Each reading ends where the first one did.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ from sluiceway.client.arrow import ROWS
 from sluiceway.client.consumer_common import check_batch_size, put_back
 from sluiceway.client.http_exchange import DEFAULT_URL
 from sluiceway.client.item_calls import Retry
+from sluiceway.client.job_leases import PARTITIONS, lease_again
 from sluiceway.client.lease_extender import LeaseExtender
 from sluiceway.client.outcome_rows import outcome_table
 from sluiceway.client.protocol import Duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
-
-_PARTITIONS = 100
 
 
 class QueueDataset(IterableDataset):  # type: ignore[misc]
@@ -69,13 +69,15 @@ class QueueDataset(IterableDataset):  # type: ignore[misc]
         client, extender = self._open()
         left = self._max_items
         while left is None or left > 0:
-            leased = client.lease_arrow(
+            lease = partial(
+                client.lease_arrow,
                 self._queue_name,
                 batch_size=self._batch_size if left is None else min(self._batch_size, left),
                 request_timeout=self._wait,
                 lease_timeout=self._lease_timeout,
-                max_partitions=_PARTITIONS,
+                max_partitions=PARTITIONS,
             )
+            leased = lease_again(self._queue_name, lease)
             if not len(leased):
                 return
             extender.add(leased.lease_ids)

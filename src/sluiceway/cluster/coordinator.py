@@ -111,8 +111,13 @@ class Coordinator:
             await self._stop()
             return
         stored, dropping, elected, stamp = await self._parts.records.look()
-        held = await self._elected(elected, stamp) if stored or dropping else None
+        if not (stored or dropping):
+            await self._stop()
+            return
+        held = await self._elected(elected, stamp)
         if held is None:
+            # Another instance is, or the commit failed: then nothing else would make an instance that is alone look again.
+            self._wait = POLL
             await self._stop()
             return
         for key, partitions in dropping.items():

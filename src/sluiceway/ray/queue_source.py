@@ -18,6 +18,7 @@ from ray.data.block import BlockMetadata
 
 from sluiceway.client import DEFAULT_URL
 from sluiceway.client.arrow import ROWS
+from sluiceway.client.job_leases import PARTITIONS, lease_again
 from sluiceway.client.lease_extender import LeaseExtender
 from sluiceway.client.lease_manager import refused
 from sluiceway.client.protocol import Duration
@@ -26,8 +27,6 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
 from sluiceway.ray.address import Address
 
 log = logging.getLogger("sluiceway.ray")
-
-_PARTITIONS = 100
 
 
 class Slice(NamedTuple):
@@ -83,13 +82,15 @@ class QueueSource(Datasource):  # type: ignore[misc]
     def _lease(self, max_items: int, lease_timeout: Duration) -> None:
         left = max_items
         while left > 0:
-            answer = self._client.lease(
+            lease = partial(
+                self._client.lease,
                 self.address.queue_name,
                 batch_size=min(MAX_ITEMS_ARROW, left),
                 lease_timeout=lease_timeout,
-                max_partitions=_PARTITIONS,
+                max_partitions=PARTITIONS,
                 payload=False,
             )
+            answer = lease_again(self.address.queue_name, lease)
             if not answer.leases:
                 return
             taken = {lease.lease_id: lease.count for lease in answer.leases}

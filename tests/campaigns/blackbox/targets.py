@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import random
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +28,8 @@ from tests.servers.postgres_server import PostgresServer
 STORAGES = ("sqlite", "postgresql", "cluster-sqlite", "cluster-postgresql", "bucket")
 PATIENCE = 600.0
 """Seconds in which a server has to start, or to end. On a machine with a load of 30 one took more than two minutes."""
+STOPPED = 120.0
+"""Seconds on end for which a server may say that it has stopped a partition: it opens a damaged one only when it is told to."""
 READY_POLL = 0.05
 """Seconds. Each poll is a line in the server's log."""
 SIZE = 3
@@ -177,9 +182,14 @@ class Member:
         self._is_connected = True
 
     def await_ready(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not is_ready(self.links.clients.target):
-            assert time.monotonic() < deadline, f"{self.name} is not ready after {PATIENCE:.0f} s; the end of its log:\n{self.tail()}"
+        began = time.monotonic()
+        stopped_at: float | None = None
+        while problems := problems_of(self.links.clients.target):
+            now = time.monotonic()
+            is_stopped = any(": stopped: " in each for each in problems)
+            stopped_at = (now if stopped_at is None else stopped_at) if is_stopped else None
+            is_late = now - began >= PATIENCE or (stopped_at is not None and now - stopped_at >= STOPPED)
+            assert not is_late, f"{self.name} does not become ready: {problems}; the end of its log:\n{self.tail()}"
             time.sleep(READY_POLL)
 
     def revive(self) -> None:
@@ -247,12 +257,18 @@ class Worker:
         pids.thaw(self._pid)
 
 
-def is_ready(port: int) -> bool:
+def problems_of(port: int) -> list[str]:
+    """Why the server is not ready, in its words; empty if it is."""
     try:
-        with urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+        with urllib.request.urlopen(f"http://{HOST}:{port}/readyz", timeout=5):
+            return []
+    except urllib.error.HTTPError as error:
+        try:
+            return [str(each) for each in json.load(error)["problems"]] or [str(error)]
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            return [str(error)]
+    except (OSError, http.client.HTTPException) as error:
+        return [str(error)]
 
 
 @dataclass

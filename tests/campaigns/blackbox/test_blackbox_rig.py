@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from tests.campaigns.blackbox import __main__ as campaign
-from tests.campaigns.blackbox import workloads
+from tests.campaigns.blackbox import targets, workloads
 from tests.campaigns.blackbox.faulty_system import FaultySystem, Mischief
 from tests.campaigns.blackbox.operation_log import Fault, Operation, RoundLog, name_of, payload_of, read_round
 from tests.campaigns.blackbox.planted_bugs import BUGS, SOURCE, PlantedBug
@@ -105,6 +105,30 @@ def test_the_counters_of_a_round_are_those_after_its_last_call(monkeypatch: pyte
     is_drained, counters = asyncio.run(workloads.drain(goal, cast(Any, Empty()), Waits(dict, lambda wait: None)))
     assert is_drained
     assert counters[workloads.TICKS]["completed"] == 84
+
+
+@pytest.mark.parametrize(
+    ("said", "after"),
+    [
+        ("queue q, partition 3: stopped: blob 7 failed its checksum", targets.STOPPED),
+        ("queue q, partition 3: failed: no connection", targets.PATIENCE),
+    ],
+)
+def test_a_server_that_has_stopped_a_partition_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, said: str, after: float) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(targets, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    # At first it says something else.
+    monkeypatch.setattr(targets, "problems_of", lambda port: [said] if now >= 5 else ["timed out"])
+    links = SimpleNamespace(clients=SimpleNamespace(target=1))
+    member = cast("targets.Member", SimpleNamespace(name="server", links=links, tail=lambda: "its log"))
+    with pytest.raises(AssertionError, match="partition 3"):
+        targets.Member.await_ready(member)
+    assert now == pytest.approx(after + 5 * (after == targets.STOPPED), abs=2 * targets.READY_POLL)
 
 
 def test_a_payload_tells_its_name_and_no_damaged_one_does() -> None:
