@@ -8,7 +8,7 @@ from itertools import combinations, groupby, pairwise
 from typing import NamedTuple
 
 from tests.campaigns.blackbox.item_stories import TICK, Delivery, Story, first, tell
-from tests.campaigns.blackbox.operation_log import Fault, Round
+from tests.campaigns.blackbox.operation_log import Fault, Round, are_away
 from tests.campaigns.blackbox.waits import overlap
 
 HANGOVER = 20.0
@@ -153,8 +153,8 @@ def invented(round: Round, stories: Stories) -> Iterator[Anomaly]:
 
 
 def _rest(round: Round) -> float:
-    """How many items an earlier round had left in the queues, at most. Partitions that were not available had not been counted."""
-    if any(counts.get("unavailable") for counts in round.before.values()):
+    """How many items an earlier round had left in the queues, at most."""
+    if are_away(round.before):
         return float("inf")
     return sum(counts.get(each, 0) for counts in round.before.values() for each in TALLIES)
 
@@ -291,7 +291,7 @@ def stuck(round: Round, stories: Stories) -> Iterator[Anomaly]:
 
 def books(round: Round, stories: Stories) -> Iterator[Anomaly]:
     """What the server has counted in this round is not what it has answered."""
-    if not round.is_drained:
+    if not round.is_drained or are_away(round.after):
         return
     for queue, now in round.after.items():
         came = now["produced"] + now["moved_in"]

@@ -22,6 +22,11 @@ Counters = Mapping[str, Mapping[str, int]]
 """By queue, what its partitions count, added up."""
 
 
+def are_away(counters: Counters) -> bool:
+    """Whether a partition was not available, and so was not counted."""
+    return any(each.get("unavailable") for each in counters.values())
+
+
 @dataclass(slots=True, frozen=True)
 class Operation:
     """One call of one client. Times are seconds since the epoch, by the clock of the machine on which everything runs."""

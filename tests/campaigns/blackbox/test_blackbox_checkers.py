@@ -173,6 +173,15 @@ def test_what_was_never_sent_or_refused_is_invented(diary: Diary) -> None:
     assert diary.kinds() == {"invented", "books"}
 
 
+def test_books_of_partitions_that_are_away_are_not_judged(diary: Diary) -> None:
+    three(diary)
+    end(diary, 0, 1, 2)
+    diary.counts |= {"produced": 1, "completed": 0, "unavailable": 1}
+    assert diary.kinds() == set()
+    diary.counts["unavailable"] = 0
+    assert diary.kinds() == {"books"}
+
+
 def test_a_refused_item_is_invented(diary: Diary) -> None:
     diary.produce(0, "x0", outcome="refused")
     diary.lease(1, "x0")
