@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sluiceway import testing
 from sluiceway.client import CallError
 from sluiceway.client.answers import Lease, Leased
+from sluiceway.client.arrow import BrowsedTable
 from tests.client.test_consumer import total
 from tests.engines.engine_imports import engine
 
@@ -66,7 +68,7 @@ class Failing:
 
 @pytest.mark.parametrize(
     ("error", "after"),
-    [(CallError("outcome_unknown", "the connection broke"), ["close"]), (KeyboardInterrupt(), ["release", "aaaaaaaa.0.L1", "close"])],
+    [(CallError("unavailable", "no partition answers"), ["close"]), (KeyboardInterrupt(), ["release", "aaaaaaaa.0.L1", "close"])],
 )
 def test_what_was_leased_before_a_failure_is_not_kept_for_good(
     error: BaseException, after: list[str], monkeypatch: pytest.MonkeyPatch
@@ -83,12 +85,35 @@ def test_what_was_leased_before_a_failure_is_not_kept_for_good(
     assert client.calls == ["lease", "lease", *after]
 
 
-def test_items_of_another_source_are_not_counted_for_those_without_an_outcome(served: testing.TestServer, queue: str) -> None:
-    """As in the union of two datasets: an item that no row names must not be completed because there are rows enough."""
+@pytest.mark.parametrize("own_rows", [0, 1, 2])
+def test_items_of_another_source_are_not_counted_for_those_without_an_outcome(
+    served: testing.TestServer, queue: str, own_rows: int
+) -> None:
+    """As in the union of two datasets: an item that no row names must not be completed because there are rows enough, or just as many."""
     client = served.client
     client.produce(queue, [str(number) for number in range(6)])
     with QueueSource(queue, url=served.url, max_items=3) as source, QueueSource(queue, url=served.url, max_items=3) as other:
         (own,) = (client.peek_arrow(queue, lease_id).ids() for lease_id in source._leases)
         (others,) = (client.peek_arrow(queue, lease_id).ids() for lease_id in other._leases)
-        source.settle([own.slice(0, 2).combine_chunks(), others.combine_chunks()])
-        assert [total(client, queue, name) for name in ("completed", "ready", "total_leased")] == [2, 1, 3]
+        source.settle([own.slice(0, own_rows).combine_chunks(), others.combine_chunks()])
+        assert [total(client, queue, name) for name in ("completed", "ready", "total_leased")] == [own_rows, 3 - own_rows, 3]
+
+
+def test_settling_goes_on_when_a_partition_has_got_another_owner(
+    served: testing.TestServer, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its snapshot is gone then. The results are stored already, so a job that failed now would do all of them again."""
+    client = served.client
+    client.produce(queue, [str(number) for number in range(3)])
+    with QueueSource(queue, url=served.url) as source:
+        (own,) = (client.peek_arrow(queue, lease_id).ids() for lease_id in source._leases)
+        browse, gone = source._client.browse_arrow, iter([True, True])
+
+        def browse_arrow(*where: Any, **how: Any) -> BrowsedTable:
+            if next(gone, False):
+                raise CallError("snapshot_gone", "the partition was opened again")
+            return browse(*where, **how)
+
+        monkeypatch.setattr(source._client, "browse_arrow", browse_arrow)
+        source.settle([own.slice(0, 2).combine_chunks()])
+        assert [total(client, queue, name) for name in ("completed", "ready", "total_leased")] == [2, 1, 0]

@@ -18,6 +18,7 @@ from ray.data.block import BlockMetadata
 
 from sluiceway.client import DEFAULT_URL
 from sluiceway.client.arrow import ROWS
+from sluiceway.client.errors import CallError
 from sluiceway.client.job_leases import PARTITIONS, lease_again
 from sluiceway.client.lease_extender import LeaseExtender
 from sluiceway.client.lease_manager import refused
@@ -27,6 +28,9 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
 from sluiceway.ray.address import Address
 
 log = logging.getLogger("sluiceway.ray")
+
+_SNAPSHOTS = 5
+"""Snapshots of a partition that may be gone, one after the other, before settling fails."""
 
 
 class Slice(NamedTuple):
@@ -142,9 +146,8 @@ class QueueSource(Datasource):  # type: ignore[misc]
         """
         named = pc.unique(pa.chunked_array(ids, pa.utf8()))
         self._ended = True
-        # More: items of another source are among them, so that their number says nothing of this one's.
-        if len(named) != self.count:
-            self._release_others(named)
+        # Always: their number says nothing, since items of another source may be among them in place of as many of this one's.
+        self._release_others(named)
         lost = 0
         for some in _portions(list(self._leases)):
             lost += len(refused(self._client.complete(self.address.queue_name, lease_ids=some).ignored))
@@ -155,26 +158,43 @@ class QueueSource(Datasource):  # type: ignore[misc]
             log.warning("queue %s: %d leases had run out: their items are served again", self.address.queue_name, lost)
 
     def _release_others(self, named: pa.Array) -> None:
-        released = 0
-        for open_ids in self._open_ids():
-            others = open_ids.filter(pc.invert(pc.is_in(open_ids, named))).to_pylist()
-            for some in _portions(others):
-                released += self._client.release(self.address.queue_name, some).released
+        released = sum(
+            self._release_others_in(partition, named) for partition in sorted({_parts(lease_id)[0] for lease_id in self._leases})
+        )
         if released:
             log.warning("queue %s: %d items have no outcome: they are released", self.address.queue_name, released)
 
-    def _open_ids(self) -> Iterator[pa.ChunkedArray]:
+    def _release_others_in(self, partition: int, named: pa.Array) -> int:
+        """Release the items of this partition without an outcome. Returns their number."""
+        released = gone = 0
+        while True:
+            try:
+                for open_ids in self._open_ids(partition):
+                    others = open_ids.filter(pc.invert(pc.is_in(open_ids, named))).to_pylist()
+                    for some in _portions(others):
+                        released += self._client.release(self.address.queue_name, some).released
+                return released
+            except CallError as error:
+                # The partition has another owner. What was released before is no longer leased.
+                gone += 1
+                if error.code != "snapshot_gone" or gone == _SNAPSHOTS:
+                    raise
+
+    def _open_ids(self, partition: int) -> Iterator[pa.ChunkedArray]:
         """The ids of the items that are still in the leases. A browse tells them without the payloads."""
-        queue_name = self.address.queue_name
-        for partition in sorted({_parts(lease_id)[0] for lease_id in self._leases}):
-            numbers = [number for each, number in map(_parts, self._leases) if each == partition]
-            cursor, more = None, True
-            while more:
-                page = self._client.browse_arrow(
-                    queue_name, partition, states=None if cursor else ["leased"], cursor=cursor, limit=MAX_ITEMS_ARROW, payload=False
-                )
-                yield page.ids().filter(pc.is_in(page.table["lease"], pa.array(numbers, pa.int64())))
-                cursor, more = page.cursor, page.cursor is not None
+        numbers = pa.array([number for each, number in map(_parts, self._leases) if each == partition], pa.int64())
+        cursor, more = None, True
+        while more:
+            page = self._client.browse_arrow(
+                self.address.queue_name,
+                partition,
+                states=None if cursor else ["leased"],
+                cursor=cursor,
+                limit=MAX_ITEMS_ARROW,
+                payload=False,
+            )
+            yield page.ids().filter(pc.is_in(page.table["lease"], numbers))
+            cursor, more = page.cursor, page.cursor is not None
 
     def close(self) -> None:
         """Release what was not settled. Repeating it is harmless."""
