@@ -6,6 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,24 @@ def test_json_lines_stay_as_they_are(spark: SparkSession, world: Server, tmp_pat
     (tmp_path / "c.json").write_text('{\n  "id": 1\n}\n')
     with pytest.raises(SluicewayError, match="one JSON document, not JSON lines"):
         ingest(spark, [tmp_path / "c.json"], Place(world.url, "json"))
+
+
+def test_json_lines_that_are_items(spark: SparkSession, world: Server, tmp_path: Path) -> None:
+    due = (datetime.now(UTC) + timedelta(hours=2)).replace(microsecond=0)
+    whole = {"payload": "now", "kind": "k", "encoding": "e", "reference": "r", "key": "c", "priority": 7, "headers": {"a": "1"}}
+    later = {"payload": "later", "enqueue_at": due.astimezone(timezone(timedelta(hours=2))).isoformat(), "other": 1}
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (whole, later)))
+    ingest(spark, [tmp_path / "a.jsonl"], Place(world.url, world.create("lines", 1)), shape=Shape(items=True))
+    (ready,) = items(world, "lines")
+    assert body(ready) == b"now"
+    assert {name: ready[name] for name in whole if name != "payload"} == {name: each for name, each in whole.items() if name != "payload"}
+    (scheduled,) = world.call("/v1/queue.browse", queue_name="lines", partition=0, states=["scheduled"])["items"]
+    assert datetime.fromisoformat(scheduled["enqueue_at"]) == due
+    for name, text in (("enqueue_at", "soon"), ("priority", "high")):
+        (tmp_path / "wrong.jsonl").write_text(json.dumps({"payload": "x", name: text}) + "\n")
+        with pytest.raises(SluicewayError, match=rf"{name} is no \w+: {text}"):
+            ingest(spark, [tmp_path / "wrong.jsonl"], Place(world.url, "lines"), shape=Shape(items=True))
+    assert world.count("lines", "produced") == 2
 
 
 def test_text_is_stored_byte_for_byte(spark: SparkSession, world: Server, tmp_path: Path) -> None:

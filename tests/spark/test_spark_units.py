@@ -21,6 +21,7 @@ from sluiceway.model.items import HEADERS
 from sluiceway.spark import sink
 from sluiceway.spark.bad_rows import Sieve
 from sluiceway.spark.format import SluicewaySource
+from sluiceway.spark.jobs import shape
 from sluiceway.spark.offsets import LEAST_TASK, LEAST_TASKS, HeldLease, Offset, Slice
 from sluiceway.spark.options import consumes, sink_options, source_options
 from sluiceway.spark.rows import SCHEMA, to_rows
@@ -396,3 +397,7 @@ def test_a_priority_may_be_any_whole_number_of_spark_from_0_to_9(kind: DataType)
         with pytest.raises(SluicewayError, match=r"not between 0 and 9 \(a row; the first is row 1 of task 3") as raised:
             list(Sieve("value", 3, keep=False).good(iter([bad])))
         assert raised.value.field == "priority"
+
+
+def test_lines_that_are_items_are_read_with_all_columns_of_an_item() -> None:
+    assert tuple(field.split()[0] for field in shape._ITEM.split(", ")) == shape._COLUMNS

@@ -21,7 +21,12 @@ JSON_TIMES = {
 """Spark's own formats would cut off the microseconds."""
 
 _CSV = {"header": "true", "multiLine": "true", "escape": '"', "enforceSchema": "false"}
-_ITEM = "payload string, kind string, encoding string, reference string, key string, priority int, headers map<string,string>"
+_ITEM = (
+    "payload string, kind string, encoding string, reference string, key string, priority string, headers map<string,string>, "
+    "enqueue_at string"
+)
+_PARSED = {"priority": "int", "enqueue_at": "timestamp"}
+"""Columns that are read from lines as texts, and their types."""
 _COLUMNS = ("payload", "kind", "encoding", "reference", "key", "priority", "headers", "enqueue_at")
 
 
@@ -101,12 +106,21 @@ def _lines(lines: DataFrame, shape: Shape) -> DataFrame:
 def _json_lines(lines: DataFrame, shape: Shape) -> DataFrame:
     """Bypasses Spark's own reader, so that lines stay unchanged and numbers are not rounded."""
     if shape.items:
-        return lines.select(F.from_json("value", _ITEM).alias("item")).select("item.*")
+        rows = lines.select(F.from_json("value", _ITEM).alias("item")).select("item.*")
+        return rows.select(*(_parsed(name, _PARSED[name]) if name in _PARSED else F.col(name) for name in rows.columns))
 
     kind = _member(shape.kind) if shape.every_kind is None else F.lit(shape.every_kind)
     payload = F.col("value").cast("binary") if shape.payload is None else _member(shape.payload)
     assert payload is not None
     return lines.select(*_item(payload, kind, _member(shape.reference), _member(shape.key)))
+
+
+def _parsed(name: str, kind: str) -> Column:
+    """The text column as that type. Fails the load for any other text: with a null in its place, the item would be served at once."""
+    text = F.col(name)
+    value = text.try_cast(kind)
+    wrong = F.raise_error(F.concat(F.lit(f"{name} is no {kind}: "), text))
+    return F.when(text.isNotNull() & value.isNull(), wrong).otherwise(value).alias(name)
 
 
 def _member(name: str | None) -> Column | None:
