@@ -44,6 +44,9 @@ class World:
         """The items of each batch."""
         self.done: set[int] = set()
         """The batches that Spark has committed."""
+        self.limits_change = False
+        """Whether each attempt at a batch has a limit of its own, as after restarts with other options."""
+        self.attempts = 0
         self.driver = self.new_driver()
 
     # ---- the server -------------------------------------------------------------------------------------------
@@ -154,8 +157,8 @@ class World:
     def trigger(self, dies: float = 0.0) -> bool:
         """Plan, log, run and commit a batch, or as much of that until the driver dies. Returns whether there was one."""
         try:
-            # The same for each attempt: a lower limit than that of a driver that died leaves leases behind (ADR 5).
-            most = 3 + 7 * len(self.done) % 10
+            self.attempts += 1
+            most = 3 + 7 * (self.attempts if self.limits_change else len(self.done)) % 10
             end = self.driver.latestOffset(self.start, ReadMaxRows(most))
         except SluicewayError as error:
             assert error.code in ("unavailable", "outcome_unknown", "too_many_requests"), error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from sluiceway.spark import batch_leases, source
 from sluiceway.spark.batch_leases import BatchLeases, close
@@ -30,6 +31,15 @@ def test_each_item_is_in_one_batch_whatever_is_away(options: dict[str, str], see
     """The first histories show ten of the twelve planted bugs below, the others one more."""
     for seed in seeds:
         World(seed, **options).live(STEPS)
+
+
+@pytest.mark.parametrize("options", [{}, NAMED], ids=["queue", "partitions"])
+@pytest.mark.parametrize("seeds", [(61, 75), pytest.param(range(200), marks=pytest.mark.slow)], ids=["some", "many"])
+def test_each_item_is_in_one_batch_whatever_the_limits_after_a_restart(options: dict[str, str], seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        world = World(seed, **options)
+        world.limits_change = True
+        world.live(STEPS)
 
 
 def forgets_what_is_unanswered(patch: pytest.MonkeyPatch) -> None:
@@ -164,6 +174,22 @@ def test_a_batch_is_leased_partition_by_partition_while_nobody_knows_what_one_ho
     world.bring_back(2)
     while world.trigger():
         assert not Offset.parse(world.start).unanswered
+    world.check()
+
+
+@pytest.mark.parametrize("options", [{}, NAMED], ids=["queue", "partitions"])
+def test_a_restart_with_lower_limits_leaves_no_lease_behind(options: dict[str, str]) -> None:
+    """The first driver dies after it has leased, and before Spark has logged what. Its items would wait until `holdFor` is over."""
+    world = World(0, **options)
+    for _ in range(3):
+        world.fill(0, 4)
+        world.driver.latestOffset(world.start, ReadMaxRows(300))
+    world.driver = world.new_driver()
+    world.fill(1, 5)
+    assert world.trigger()
+    assert len(world.read[5]) >= 12
+    while world.trigger():
+        pass
     world.check()
 
 

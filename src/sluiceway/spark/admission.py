@@ -1,7 +1,7 @@
 """Admission: how much a micro-batch takes from a queue, as leases limited by items, and approximately by payload bytes.
 
-The decision to make a further call depends only on the leases of the earlier calls. So a restarted driver, which finds those again under
-their keys, continues where it stopped, and leaves none behind.
+The decision to make a further call depends only on the leases of the earlier calls, and on the limits. So a restarted driver, which finds
+those again under their keys, continues where it stopped. With lower limits it stops earlier, and looks for those of the calls that follow.
 """
 
 from __future__ import annotations
@@ -60,11 +60,14 @@ class Admission:
         wait: Millis,
         partition: int | None = None,
         tails: Mapping[str, int] | None = None,
+        *,
+        is_first: bool = False,
     ) -> list[HeldLease]:
         """Lease up to `most` items, by repeated keyed calls until one is empty; the first waits up to `wait` ms for an item.
 
         Call k always has the same key, so a restarted driver finds the first calls' leases again and continues. With `partition`, only from
-        that one; with `tails`, only items before these offsets of the queue.
+        that one; with `tails`, only items before these offsets of the queue. `is_first`: an earlier driver may have made calls under this
+        key with higher limits, and all of their leases are taken.
         """
         leases: list[HeldLease] = []
         items = calls = 0
@@ -101,7 +104,7 @@ class Admission:
                 if has_completed and not wait:
                     # What was completed may make way for others: the next items of its keys, or those beyond a limit.
                     continue
-                break
+                return leases
             taken = _held(answer)
             leases += taken
             calls += 1
@@ -112,12 +115,11 @@ class Admission:
                 average = nbytes / max(1, items)
                 if nbytes >= _ENOUGH * self._most_bytes or nbytes + average > self._most_bytes:
                     break
-        return leases
+        return leases + self.find(queue, key, lease_timeout, partition, calls) if is_first else leases
 
-    def find(self, queue: str, key: str, lease_timeout: Millis, partition: int | None = None) -> list[HeldLease]:
-        """The leases that earlier calls of `take` have taken under that key. Leases nothing."""
+    def find(self, queue: str, key: str, lease_timeout: Millis, partition: int | None = None, calls: int = 0) -> list[HeldLease]:
+        """The leases that earlier calls of `take` have taken under that key, after the first `calls`. Leases nothing."""
         leases: list[HeldLease] = []
-        calls = 0
         while True:
             body = {
                 "queue_name": queue,

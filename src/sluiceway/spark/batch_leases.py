@@ -286,8 +286,8 @@ class BatchLeases:
         # The partitions of a divided queue are asked in turn: one that waits would delay the others.
         wait = 0 if part.alone or any(self._taken.values()) else self._wait
         self._asked.add(part)
-        tails = limits.tails.get(part.queue)
-        return admission.take(part.queue, self._key(part, self._number), limits.items, limits.lease_timeout, wait, part.partition, tails)
+        tails, key = limits.tails.get(part.queue), self._key(part, self._number)
+        return admission.take(part.queue, key, limits.items, limits.lease_timeout, wait, part.partition, tails, is_first=self._is_first)
 
     def _answer(self, part: Part, leases: Sequence[HeldLease]) -> None:
         self._taken.setdefault(part, []).extend(leases)
