@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.spark import options
+from sluiceway.spark.jobs import Place, redrive_job
 from sluiceway.spark.offsets import Offset, Part
 from sluiceway.spark.options import source_options
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.source import LeaseStreamReader, Task
 from tests.spark.spark_world import Server, server, until
 
@@ -61,6 +66,10 @@ def state(world: Server, rebalance_id: str) -> dict[str, Any]:
     return world.call("/v1/rebalances.get", id=rebalance_id)
 
 
+def is_done(world: Server, rebalance_id: str) -> bool:
+    return bool(state(world, rebalance_id)["state"] == "done")
+
+
 def draining(world: Server, queue: str) -> list[int]:
     found = world.call("/v1/queues.info", queue_name=queue)["partitions"]
     return [each["partition"] for each in found if each["state"] == "draining"]
@@ -93,6 +102,23 @@ def test_a_batch_is_read_again_and_closed_although_its_partitions_are_drained(wo
     assert sorted(ready(world, queue).values()) == [0, 0]
     assert (world.count(queue, "total"), world.count(queue, "leases")) == (0, 0)
     second.stop()
+
+
+def test_a_redrive_looks_at_the_partitions_that_rebalances_have_left(world: Server) -> None:
+    """Its preview, which each redrive begins with, asked for all numbers up to the highest, and failed for one that is gone."""
+    queue = world.create("looked-at", partitions=2)
+    for requested in (1, 2):
+        begun = str(world.call("/v1/queue.rebalance", queue_name=queue, requested_partitions=requested)["id"])
+        until("the rebalance is over", partial(is_done, world, begun))
+    world.produce(queue, ["a"])
+    client = Client(options.Server(world.url, queue, 60_000))
+    there = redrive_job._partitions(client, queue)
+    client.close()
+    assert there == [0, 2]
+    # Number 1 is as if it had been removed since.
+    peek = redrive_job._Peek(Place(world.url, queue), [*there, 1])
+    found = peek(iter([pa.record_batch({"id": [0, 1, 2]})]))
+    assert [row["payload"] for batch in found for row in batch.to_pylist()] == [b"a"]
 
 
 def test_queries_of_one_queue_share_it(world: Server) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def look(spark: SparkSession, place: Place, *, where: str = "true", target: str 
     finally:
         client.close()
     condition = _condition(spark, where)
-    rows = spark.range(partitions, numPartitions=partitions).mapInArrow(_Peek(place), SCHEMA)
+    rows = spark.range(len(partitions), numPartitions=len(partitions)).mapInArrow(_Peek(place, partitions), SCHEMA)
     try:
         judged = _judged(rows, condition, target).persist()
         try:
@@ -183,10 +183,10 @@ class _Sender:
 
 
 class _Peek:
-    """Runs in a task: peeks at the next items of each partition whose number it gets."""
+    """Runs in a task: peeks at the next items of those of the partitions whose places in the list it gets."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, partitions: Sequence[int]) -> None:
+        self._place, self._partitions = place, partitions
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = to_arrow_schema(SCHEMA, timezone="UTC")
@@ -194,18 +194,27 @@ class _Peek:
         client = Client(self._place.server())
         try:
             for batch in batches:
-                for partition in batch.column(0).to_pylist():
-                    body = {"queue_name": queue, "partition": partition, "limit": MAX_ITEMS_ARROW}
-                    for items in client.fetch_arrow("/v1/queue.peek", body):
+                for at in batch.column(0).to_pylist():
+                    for items in _next_items(client, queue, self._partitions[at]):
                         yield to_rows(items, queue, "", schema)
         finally:
             client.close()
 
 
-def _partitions(client: Client, queue: str) -> int:
-    """One more than the highest partition number."""
+def _next_items(client: Client, queue: str, partition: int) -> Iterable[pa.RecordBatch]:
+    try:
+        return client.fetch_arrow("/v1/queue.peek", {"queue_name": queue, "partition": partition, "limit": MAX_ITEMS_ARROW})
+    except SluicewayError as error:
+        if error.field != "partition":
+            raise
+        # A rebalance has removed it meanwhile, so it is empty.
+        return ()
+
+
+def _partitions(client: Client, queue: str) -> list[int]:
+    """The numbers of the queue's partitions. After a rebalance they have gaps."""
     stats = client.call("/v1/queue.stats", {"queue_name": queue})
-    return 1 + max(int(part["partition"]) for logical in stats["logical_queues"] for part in logical["partitions"])
+    return sorted(int(part["partition"]) for logical in stats["logical_queues"] for part in logical["partitions"])
 
 
 def _check_target(client: Client, queue: str) -> None:
