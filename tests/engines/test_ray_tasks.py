@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from tests.engines.engine_imports import engine
 engine("ray")
 
 from sluiceway.ray.address import Address  # noqa: E402 - not without ray
+from sluiceway.ray.queue_sink import QueueSink  # noqa: E402
 from sluiceway.ray.queue_source import QueueSource, Slice, tasks  # noqa: E402
 
 
@@ -117,3 +120,11 @@ def test_settling_goes_on_when_a_partition_has_got_another_owner(
         monkeypatch.setattr(source._client, "browse_arrow", browse_arrow)
         source.settle([own.slice(0, 2).combine_chunks()])
         assert [total(client, queue, name) for name in ("completed", "ready", "total_leased")] == [2, 1, 0]
+
+
+def test_a_block_whose_rows_have_no_value_in_a_column_is_produced(served: testing.TestServer, queue: str) -> None:
+    """As `map` makes blocks of a source's rows: the type of such a column is null, and the job could never end."""
+    blocks = [pa.table({"payload": [b"a"], "kind": pa.nulls(1), "headers": pa.nulls(1)}), pa.table({"payload": [b"b"], "kind": ["k"]})]
+    assert QueueSink(queue, url=served.url).write(blocks, SimpleNamespace(task_idx=0)) == 2
+    found = served.client.lease(queue, batch_size=2, max_partitions=4).items
+    assert {(item.payload, item.kind) for item in found} == {(b"a", None), (b"b", "k")}

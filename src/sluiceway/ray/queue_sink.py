@@ -69,7 +69,9 @@ def _items(table: pa.Table) -> pa.Table:
     for name in table.schema.names:
         if name not in _PRODUCED and name not in ROWS.names:
             raise invalid(name, f"unknown column of an item; expected {', '.join(_PRODUCED)}")
-    return table.select([name for name in _PRODUCED if name in table.schema.names])
+    # Ray makes each block's types of its values: a column without any has none, whatever it is in other blocks.
+    given = [name for name in table.schema.names if name == "payload" or not pa.types.is_null(table.schema.field(name).type)]
+    return table.select([name for name in _PRODUCED if name in given])
 
 
 def _chunks(table: pa.Table, chunk_items: int) -> Iterator[pa.Table]:
