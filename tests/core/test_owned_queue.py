@@ -146,6 +146,38 @@ def test_after_a_drop_nobody_knows_what_became_of_a_commit() -> None:
     assert world.code(ticket) == "outcome_unknown"
 
 
+@pytest.mark.parametrize("lands_first", [True, False])
+def test_a_lease_hands_out_what_is_durable_though_another_of_its_partitions_goes(lands_first: bool) -> None:
+    """Its items waited for the end of a lease that nobody knew."""
+    world = World(0, 1)
+    for number in (0, 1):
+        world.ask(produce(number))
+        world.land(number)
+    ticket = world.ask(Lease("c", 2, TIMEOUT, None, 2))
+    if lands_first:
+        world.land(0)
+    world.share.drop(1)
+    if not lands_first:
+        world.land(0)
+    world.cycle()
+    granted = world.answers[ticket]
+    assert isinstance(granted, list)
+    assert [grant.info.partition for grant in granted] == [0]
+
+
+def test_a_lease_with_a_key_is_unknown_if_one_of_its_partitions_goes() -> None:
+    """A repetition finds all of it."""
+    world = World(0, 1)
+    for number in (0, 1):
+        world.ask(produce(number))
+        world.land(number)
+    ticket = world.ask(Lease("c", 2, TIMEOUT, None, 2, "k"))
+    world.land(0)
+    world.share.drop(1)
+    world.cycle()
+    assert world.code(ticket) == "outcome_unknown"
+
+
 def test_what_waits_for_a_partition_that_goes_is_told_that_it_may_be_done_in_part() -> None:
     """Not `not_here`, with which all of it would be asked of others again."""
     world = World(0, 1)

@@ -746,7 +746,7 @@ class LogicalQueue:
             self._retry_unwritten(executor, ticket)
         again = ticket.number in self.produces or ticket.number in self.lease_scheduler.waiters
         if ticket.whole is not None or not (ticket.awaiting or again):
-            self._reply(ticket, ticket.error or ticket.result(now))
+            self._reply(ticket, ticket.ending(now))
 
     def _forget_landed(self, ticket: Ticket) -> None:
         """Drop a keyed produce from `_routed` if it is not on its way."""

@@ -82,7 +82,7 @@ class OwnedQueue(LogicalQueue):
                     detail = f"partition {number} went to another instance while it was being written"
                     ticket.error = SluicewayError("outcome_unknown", detail)
                 if not ticket.awaiting:
-                    self._reply(ticket, ticket.error)
+                    self._reply(ticket, ticket.ending(0))
 
     def _refuse_leases(self, number: int) -> None:
         """Refuse leases that wait only for that partition, so that their clients ask its new owner."""

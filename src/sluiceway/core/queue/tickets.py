@@ -233,6 +233,14 @@ class Ticket:
         else:
             self.whole = answer
 
+    def ending(self, now: Millis) -> Result | SluicewayError:
+        """How it ends once nothing of it is awaited: with the error of a part, if there is one."""
+        if self.error is None:
+            return self.result(now)
+        # A repetition would not find leases without a key: what is durable is handed out, whatever became of the rest.
+        granted: Result = [] if self.keyed or not self.grants else self.result(now)
+        return granted or self.error
+
     def result(self, now: Millis) -> Result:
         """The combined answer. Omits leases that ran out while another executor was awaited: they are useless to the client."""
         if self.whole is not None:
