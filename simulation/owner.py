@@ -329,6 +329,9 @@ class Owner:
             raise AssertionError("no queue of this world has a limit")
         elif isinstance(effect.error, InjectedMistakeError):
             self.world.note(self.queue.incarnation, "partition", effect.partition, "made a mistake")
+            # What the partition was taking back then is left to its deadline.
+            self._gone.clear()
+            self._returned.clear()
         else:
             raise effect.error
 
@@ -377,9 +380,6 @@ class Owner:
             # All but the newest leases of each cycle are packed.
             loaded.leases.unpacked_leases, loaded.leases.packed_at_once = 0, 2
         self.machine_of[effect.partition].opened(effect.partition, effect.opening, loaded, self.now(), final)
-        # Returned leases that were not written are left to their deadlines.
-        self._gone.clear()
-        self._returned.clear()
         self._ended()
 
     # ---- commits ----------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ class Owner:
         for grant in grants:
             partition, number = grant.info[:2]
             machine = self.machine_of[partition]
-            if machine.executors[partition].takes_work:
+            if machine.executors[partition].state is not ExecutorState.STOPPED:
                 self._returned.add((partition, number))
             machine.give_back(partition, number)
         self.dirty = True

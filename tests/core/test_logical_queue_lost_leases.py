@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sluiceway.core.partition.partition import Partition
 from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 from sluiceway.core.queue.logical_queue import TRANSFER_RETRY
+from sluiceway.core.queue.partition_executor import ExecutorState
 from sluiceway.core.queue.tickets import TakeOut, Ticket, TransferBegun, TransferEnd
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Clear, Cleared
@@ -95,6 +97,67 @@ def test_the_driver_gives_back_a_lease_that_it_could_not_deliver() -> None:
     rig.queue.give_back(0, info.number)
     rig.cycle()
     assert not rig.commits, "it is over"
+
+
+@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.UNKNOWN])
+def test_what_is_given_back_comes_back_although_its_commit_fails(outcome: Outcome, landed: bool) -> None:
+    """The store that did not return the items of a lease often takes no commit at that moment either."""
+    rig = Rig()
+    info = rig.take(0, 3)
+    rig.queue.give_back(0, info.number)
+    rig.cycle()
+    rig.end(0, outcome, landed=landed and outcome is Outcome.UNKNOWN)
+    rig.open(0)
+    rig.end_all()
+    assert rig.durable(0) == (3, 0, 0)
+    assert rig.queue.stats().partitions[0].released == 3
+    rig.cycle()
+    assert not rig.commits, "it is over"
+
+
+def test_what_is_given_back_while_its_partition_is_away_comes_back_with_it() -> None:
+    rig = Rig()
+    info = rig.take(0, 3)
+    away = rig.ask(produce())
+    rig.end(0, Outcome.UNKNOWN)
+    rig.queue.give_back(0, info.number)
+    rig.cycle()
+    rig.open(0)
+    rig.end_all()
+    assert rig.durable(0) == (4, 0, 0)
+    assert rig.produced(away).items == 1
+
+
+def test_what_is_given_back_is_forgotten_when_the_store_is_read_anew() -> None:
+    """It may be another one, with other leases under these numbers."""
+    rig = Rig()
+    info = rig.take(0, 3)
+    rig.queue.retry_now([0], rig.now, anew=True)
+    rig.queue.give_back(0, info.number)
+    rig.queue.retry_now([0], rig.now, anew=True)
+    rig.cycle()
+    rig.open(0)
+    assert not rig.commits
+    assert rig.durable(0) == (0, 3, 0)
+
+
+def test_a_lease_that_cannot_be_taken_back_does_not_stop_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    info = rig.take(0, 3)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "release", fail)
+        rig.queue.give_back(0, info.number)
+        rig.cycle()
+        rig.cycle()
+        rig.open(0)
+    assert len(rig.faults) == 1
+    assert rig.queue.executors[0].state is ExecutorState.READY
+    assert not rig.commits
 
 
 def test_what_is_given_back_wakes_who_waits() -> None:

@@ -317,9 +317,9 @@ class LogicalQueue:
             self._reply(ticket, answer)
 
     def give_back(self, number: int, lease: int) -> None:
-        """Give back a lease whose client disconnected before it received it."""
+        """Give back a durable lease whose client disconnected before it received it. While the partition is away, this waits."""
         executor = self.executors[number]
-        if executor.takes_work:
+        if executor.state is not ExecutorState.STOPPED and not executor.leaving:
             executor.given_back.append(lease)
             executor.touch()
 
@@ -329,6 +329,7 @@ class LogicalQueue:
             if anew:
                 # Another process may have written the store, as a restore does.
                 executor.knows_keys = False
+                executor.given_back, executor.returning = [], []
             if anew and executor.state is not ExecutorState.OPENING:
                 self._fail(executor, now, False)
             if executor.state is ExecutorState.FAILED:
@@ -700,6 +701,8 @@ class LogicalQueue:
                 if isinstance(ticket.request, Produce):
                     ticket.awaiting = 0
             executor.answers, executor.waiting, executor.problem, executor.knows_keys = [], [], repr(error), False
+            # It may be one of these that the partition cannot take back.
+            executor.returning = []
             for ticket in tickets:
                 self._reply(ticket, SluicewayError("internal", "internal error of the server; nothing was written"))
             self._fail(executor, now, False)
@@ -725,6 +728,10 @@ class LogicalQueue:
         executor.touch()
         answers, executor.answers = executor.answers, []
         flew, executor.flight_txn = executor.flight_txn, 0
+        returning, executor.returning = executor.returning, []
+        if not done:
+            # Nobody else knows of these leases, and a lease that is durable keeps its number.
+            executor.given_back += returning
         for ticket, answer in answers:
             ticket.awaiting -= 1
             ticket.flying -= 1 if flew else 0

@@ -129,7 +129,9 @@ class PartitionExecutor:
     transfer_at: dict[str, Millis] = field(default_factory=dict)
     """Retry time of targets that did not take a transfer."""
     given_back: list[int] = field(default_factory=list)
-    """Leases whose clients disconnected before they received them."""
+    """Leases whose clients disconnected before they received them, or that could not be handed out."""
+    returning: list[int] = field(default_factory=list)
+    """Those of them whose return is in the transaction under way."""
     committing_since: Millis = 0
     commit_time: float = 0.0
     """Moving average, ms."""
@@ -473,11 +475,11 @@ class PartitionExecutor:
         """Apply the waiting work in order: ended transfers, settles, produces, seals. Its timers have run before."""
         partition = self.partition
         self._settle_transfers()
-        for number in self.given_back:
+        self.returning, self.given_back = self.given_back, []
+        for number in self.returning:
             lease = partition.leases.get(number)
             if lease is not None:
                 partition.release(lease, now, Settled())
-        self.given_back = []
         waiting, self.waiting, self.accepted, self.accepted_bytes = self.waiting, [], 0, 0
         for ticket, work in sorted(waiting, key=lambda pair: _rank(pair[1])):
             if ticket.done:
