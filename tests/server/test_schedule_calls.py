@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,8 +15,11 @@ from sluiceway.adapters import time_zones
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_STORED_ITEM
+from sluiceway.server.app import create_app
 from sluiceway.server.http import Request
 from sluiceway.server.schedule_calls import ScheduleCalls
+from tests.cluster.cluster_rig import cluster
+from tests.instance.instance_rig import down, spec
 from tests.server.server_guarded import Guarded, guarded
 from tests.server.server_process import PATIENCE
 
@@ -212,3 +216,32 @@ def test_a_time_is_fired_and_shown(server: Guarded, client: httpx.Client) -> Non
     assert shown["last_fired"]["id"] == item["id"]
     assert item["headers"] == {"schedule": "real", "scheduled_at": shown["last_fired"]["scheduled_at"]}
     call(client, "delete", "real").raise_for_status()
+
+
+@pytest.mark.parametrize("verb", ["create", "pause"])
+def test_a_change_that_is_made_is_not_refused_because_the_meta_store_goes_then(tmp_path: Path, verb: str) -> None:
+    """An instance of a cluster reads how far the schedule has come, to show it. The change was answered *nothing was done*."""
+
+    async def scenario() -> None:
+        async with cluster(tmp_path, "a") as (_, (service,)):
+            await service.create_queue(spec("q"))
+            commit = service.meta.commit
+
+            async def commit_last(*args: Any, **named: Any) -> int:
+                stamp = await commit(*args, **named)
+                if "schedule/s" in named.get("puts", ()):
+                    patch.setattr(service.meta, "read", down)
+                return stamp
+
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://localhost") as client:
+                fields: dict[str, Any] = {"name": "s", "queue_name": "q", "cron": "@daily", "item": {"utf8": "x"}}
+                if verb == "pause":
+                    assert (await client.post("/v1/schedules.create", json=fields)).status_code == 200
+                    fields = {"name": "s"}
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(service.meta, "commit", commit_last)
+                    answer = await client.post(f"/v1/schedules.{verb}", json=fields)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["paused"] is (verb == "pause")
+
+    asyncio.run(scenario())

@@ -328,7 +328,11 @@ class ScheduleDriver:
         records = list(records)
         if not self._ownership.is_alone:
             await self._schedules.read_progress(each.name for each in records if each.name not in self._firings)
-        return [(each, self._told(each), self.next_at(each)) for each in records]
+        return [self.known(each) for each in records]
+
+    def known(self, record: ScheduleRecord) -> tuple[ScheduleRecord, Progress, Millis | None]:
+        """The same of one, as far as this instance knows."""
+        return record, self._told(record), self.next_at(record)
 
     def _told(self, record: ScheduleRecord) -> Progress:
         progress = self._schedules.progress(record)

@@ -14,6 +14,7 @@ from sluiceway.core.schedules.timetable import Timetable
 from sluiceway.instance.schedule_catalog import not_found
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.schedule_records import SchedulePatch, ScheduleRecord
 from sluiceway.server.endpoints import Endpoint
@@ -119,7 +120,7 @@ class ScheduleCalls:
         call = json_schedules.decode_create(request.body)
         await self._service.look_up(request.permit(call.queue_name))
         record = call.record(new_incarnation(), now())
-        return await self._shown(await self._service.schedules.create(record, request.actor))
+        return await self._changed(await self._service.schedules.create(record, request.actor))
 
     async def _get(self, request: Request) -> Body:
         return await self._shown(await self._found(request, json_schedules.decode_schedule(request.body).name))
@@ -157,7 +158,7 @@ class ScheduleCalls:
 
     async def _change(self, request: Request, name: str, patch: SchedulePatch, action: str) -> Body:
         schedules = self._service.schedules
-        return await self._shown(await schedules.update(name, patch, action, request.actor, _permit(request, name)))
+        return await self._changed(await schedules.update(name, patch, action, request.actor, _permit(request, name)))
 
     async def _run(self, request: Request) -> Body:
         record = await self._found(request, json_schedules.decode_schedule(request.body).name)
@@ -190,6 +191,13 @@ class ScheduleCalls:
             raise not_found(name)
         _permit(request, name)(record.queue_name)
         return record
+
+    async def _changed(self, record: ScheduleRecord) -> Body:
+        """The answer to a change, which is made: no error of what is read for it may say otherwise."""
+        try:
+            return await self._shown(record)
+        except SluicewayError:
+            return json_schedules.encode_info(json_schedules.info(*self._service.schedule_driver.known(record)))
 
     async def _shown(self, record: ScheduleRecord) -> Body:
         (shown,) = await self._service.schedule_driver.shown([record])
