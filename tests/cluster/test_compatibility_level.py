@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,8 +22,9 @@ from sluiceway.kernel.compatibility import NEWEST, OLDEST, UNRECORDED, Levels
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.meta import Entry, View
+from sluiceway.testing.drive import driven
 from tests.cluster.cluster_rig import MORTAL, cluster
-from tests.instance.instance_rig import spec
+from tests.instance.instance_rig import down, spec
 
 OLD, NEW = Levels(NEWEST, NEWEST), Levels(NEWEST, NEWEST + 1)
 
@@ -163,6 +165,35 @@ def test_a_server_alone_goes_back_until_it_is_finalized(tmp_path: Path, monkeypa
             await start(OLD)
 
     asyncio.run(story())
+
+
+@driven
+async def test_a_level_that_has_risen_is_not_refused_because_the_meta_store_goes_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier releases were locked out, and the answer said that nothing was done."""
+    release(monkeypatch, OLD)
+    service = Service(tmp_path)
+    await service.start()
+    await service.stop()
+    release(monkeypatch, NEW)
+    service = Service(tmp_path)
+    await service.start()
+    commit = service.meta.commit
+
+    async def commit_last(*args: Any, **named: Any) -> int:
+        stamp = await commit(*args, **named)
+        patch.setattr(service.meta, "read", down)
+        return stamp
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service.meta, "commit", commit_last)
+        with pytest.raises(SluicewayError, match="run the command again") as raised:
+            await service.upgrades.finalize(SYSTEM)
+    assert raised.value.code == "outcome_unknown"
+    await service.upgrades.finalize(SYSTEM)
+    assert service.ownership.level == NEW.newest
+    await service.stop()
 
 
 # ---- a cluster ---------------------------------------------------------------------------------------------------------

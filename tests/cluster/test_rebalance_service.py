@@ -231,6 +231,25 @@ async def test_a_batch_is_carried_out_one_after_the_other(tmp_path: Path) -> Non
 
 
 @driven
+async def test_a_batch_that_was_recorded_without_an_answer_is_carried_out(tmp_path: Path) -> None:
+    """A server that is alone looked at it only when another rebalance began, or after a restart."""
+    async with in_memory(tmp_path, "a") as service:
+        await service.create_queue(spec("q", 2))
+        commit = service.meta.commit
+
+        async def unheard(*args: Any, **named: Any) -> None:
+            await commit(*args, **named)
+            raise MetaUnknownError("cut off")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service.meta, "commit", unheard)
+            with pytest.raises(SluicewayError, match="did not confirm"):
+                await service.rebalance_many("*", 3, "natural", None, BY)
+        (recorded,) = await service.rebalances(None, False)
+        assert (await ended(service, recorded.id)).state == "done"
+
+
+@driven
 async def test_of_a_batch_a_queue_that_keeps_its_items_unique_by_then_is_passed_over(tmp_path: Path) -> None:
     async with in_memory(tmp_path, "a") as service:
         for name in ("q", "unique"):

@@ -126,11 +126,14 @@ class Rebalancing:
             asked = _asked(record, requested, drain, rate, by, now)
             after = those[-1].id if those else None
             those.append(msgspec.structs.replace(asked, state="waiting", batch=batch, after=after))
-        for start in range(0, len(those), BATCH_AT_ONCE):
-            some = those[start : start + BATCH_AT_ONCE]
-            detail = {"batch": batch, "match": match, "drain": drain, "queues": len(some), "left_out": len(left_out)}
-            await self._records.put_new(some, [self._audit.entry("queues.rebalance", by, detail=detail)])
-        self.coordinator.poke()
+        try:
+            for start in range(0, len(those), BATCH_AT_ONCE):
+                some = those[start : start + BATCH_AT_ONCE]
+                detail = {"batch": batch, "match": match, "drain": drain, "queues": len(some), "left_out": len(left_out)}
+                await self._records.put_new(some, [self._audit.entry("queues.rebalance", by, detail=detail)])
+        finally:
+            # Some may be recorded, and nothing else makes a server that is alone look.
+            self.coordinator.poke()
         return RebalanceBatch(batch, those, left_out)
 
     def _why_not(self, record: QueueRecord, requested: int | None) -> str | None:

@@ -41,7 +41,11 @@ class Upgrades:
                     await self._meta.commit(writes.checks, puts={**writes.puts, key: entry})
             except MetaUnknownError as error:
                 raise SluicewayError("outcome_unknown", f"{error}; run the command again") from error
-            look = await self._look()
+            try:
+                look = await self._look()
+            except SluicewayError as error:
+                # The commit has landed, perhaps as the last one: earlier releases may be locked out.
+                raise SluicewayError("outcome_unknown", f"{error.detail}; run the command again") from error
         assert look.level is not None, "it began with the start of the first instance"
         self._ownership.level_is(look.level.level)
         await self._ownership.follow(look.view.stamp)

@@ -89,8 +89,9 @@ class AuditTrail:
         try:
             result = await change()
         except SluicewayError as error:
-            # A final refusal changed nothing. Other errors may have reached some of the partitions.
-            ended = {"outcome": "unknown", "code": error.code} if error.kind.status >= 500 else None
+            # A final refusal changed nothing. Before other errors, the change may have been made in some of the partitions.
+            may_be_made = error.kind.status >= 500 or error.retryable
+            ended = {"outcome": "unknown", "code": error.code} if may_be_made else None
             await self._end(begun, action, by, queue_name, ended and {**detail, **ended})
             raise
         except asyncio.CancelledError:
