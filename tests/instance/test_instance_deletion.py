@@ -11,6 +11,7 @@ import pytest
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local import backend as backend_module
+from sluiceway.local.deletion_guard import DeletionGuard
 from sluiceway.model.requests import Disposition, QueuePatch
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUnavailableError
@@ -112,6 +113,25 @@ async def test_a_deletion_that_ended_unknown(tmp_path: Path, monkeypatch: pytest
             assert (await produce(service, "q", "a")).items == 1
     async with serving(tmp_path) as (service, _):
         assert [each.queue_name for each in service.queues()] == ([] if landed else ["q"])
+
+
+@driven
+async def test_an_error_that_nobody_expects_keeps_no_queue_closed(caplog: pytest.LogCaptureFixture) -> None:
+    """After a deletion of which nothing was heard, the queue took nothing until a restart."""
+    answers = iter([ValueError("something new"), SluicewayError("unavailable", "cut off")])
+    stays = asyncio.Event()
+
+    async def may_reopen() -> bool:
+        for error in answers:
+            raise error
+        stays.set()
+        return True
+
+    guard = DeletionGuard(may_reopen)
+    guard.close_for(1)
+    await stays.wait()
+    await eventually(lambda: not guard.closed)
+    assert "something new" in caplog.text
 
 
 @driven

@@ -35,6 +35,9 @@ class DeletionGuard:
                     return
             except SluicewayError as error:
                 log.warning("a queue could not be reopened: %s", error)
+            except Exception:
+                # Whatever it is: without another look, the queue would take nothing until a restart.
+                log.exception("a queue could not be reopened, will retry")
             else:
                 self.closed = False
 
