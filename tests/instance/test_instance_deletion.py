@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sluiceway.cluster.queue_changes import DROPPING
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local import backend as backend_module
@@ -113,6 +114,27 @@ async def test_a_deletion_that_ended_unknown(tmp_path: Path, monkeypatch: pytest
             assert (await produce(service, "q", "a")).items == 1
     async with serving(tmp_path) as (service, _):
         assert [each.queue_name for each in service.queues()] == ([] if landed else ["q"])
+
+
+@driven
+async def test_a_queue_is_deleted_although_the_end_of_its_data_is_not_confirmed(tmp_path: Path) -> None:
+    """The deletion was answered as unknown, so that its dead queue stayed."""
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        commit = service.meta.commit
+
+        async def cut_off(*args: Any, **named: Any) -> Stamp:
+            if any(key.startswith(DROPPING) for key in named.get("deletes", ())):
+                raise MetaUnknownError("cut off")
+            return await commit(*args, **named)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service.meta, "commit", cut_off)
+            await service.delete_queue("q", False)
+        assert not service.queues()
+        assert (await service.meta.read(prefixes=[DROPPING])).entries
+    async with serving(tmp_path) as (service, _):
+        assert not (await service.meta.read(prefixes=[DROPPING])).entries
 
 
 @driven

@@ -338,8 +338,12 @@ class QueueChanges:
             await self._shares.ended(record)
             await self._shares.tell(stamp)
         # Other changes do not wait for this: it may take minutes, or not end on a disk that hangs.
-        await self.drop(DROPPING + record.incarnation, deleted.partitions)
         log.info("queue %s deleted", queue_name, extra=_said(by))
+        try:
+            await self.drop(DROPPING + record.incarnation, deleted.partitions)
+        except SluicewayError as error:
+            # The queue is gone all the same.
+            log.warning("data of queue %s may still be there, the next start removes them: %s", queue_name, error.detail)
 
     async def _note_closing(self, record: QueueRecord) -> Stamp | None:
         """Record the pending deletion. An instance must remove this record before it serves the queue again, which fails the deletion."""
