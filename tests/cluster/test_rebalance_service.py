@@ -482,8 +482,11 @@ async def test_partitions_that_fail_once_each_are_soon_asked_again(tmp_path: Pat
         assert run._back_off(7) == rebalance_run.BACK_OFF
 
 
+@pytest.mark.parametrize("error", [StoreUnavailableError("the disk is gone"), ValueError("something new")])
 @driven
-async def test_data_of_a_removed_partition_goes_once_its_backend_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_data_of_a_removed_partition_goes_once_its_backend_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     monkeypatch.setattr(coordinator, "DROP_AGAIN", 10)
     async with serving_on(tmp_path, a=SqliteBackend()) as (service, stores):
         await service.create_queue(spec("q", 2))
@@ -492,8 +495,8 @@ async def test_data_of_a_removed_partition_goes_once_its_backend_answers(tmp_pat
         async def failing(ref: PartitionRef) -> None:
             nonlocal tries
             tries += 1
-            if tries < 3:
-                raise StoreUnavailableError("the disk is gone")
+            if tries < 9:
+                raise error
 
         stores["a"].on_drop = failing
         asked = await begun(service, "q", 1)
@@ -503,7 +506,7 @@ async def test_data_of_a_removed_partition_goes_once_its_backend_answers(tmp_pat
             while left:
                 left = (await service.meta.read(prefixes=["dropping/"])).entries
                 await asyncio.sleep(0.01)
-        assert tries == 3
+        assert tries == 9
 
 
 @driven

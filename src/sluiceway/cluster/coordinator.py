@@ -253,6 +253,9 @@ class Coordinator:
                     return
             except SluicewayError as error:
                 log.warning("data of a removed partition was not deleted, will retry: %s", error)
+            except Exception:
+                # Otherwise a server that is alone would not try again before its restart.
+                log.exception("data of a removed partition was not deleted, will retry")
             await asyncio.sleep(DROP_AGAIN / 1000)
 
 
