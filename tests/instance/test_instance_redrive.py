@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sluiceway.core.queue.partition_executor import ExecutorState
+from sluiceway.core.queue.tickets import TransferEnd
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local import redrive as redrive_module
+from sluiceway.model.inspection import MoveItems
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Disposition, Produce, QueueSpec, Redrive, Selection, Settle, Settled
@@ -178,3 +181,32 @@ async def test_an_item_does_not_choose_where_it_is_redriven(tmp_path: Path) -> N
         assert (await service.redrive("dead", Redrive(10_000, 10, target="secret"))).redriven == 1
     finally:
         await service.stop()
+
+
+@driven
+async def test_what_comes_back_before_the_last_transfer_has_begun_is_not_told_as_moved(tmp_path: Path) -> None:
+    """Its target was deleted, while another partition was slow."""
+    async with serving(tmp_path) as (service, store):
+        for name in ("q", "other"):
+            await service.create_queue(spec(name, 2))
+        for partition in (0, 1):
+            await service.produce("q", Produce(batch_from_rows([{"payload": b"a"}]), 10_000, partition=partition))
+        driver, go_on = service._drivers["q"], asyncio.Event()
+
+        async def slow(ref: PartitionRef) -> None:
+            if ref.partition == 1:
+                await go_on.wait()
+
+        async def deleted(*_: object) -> TransferEnd:
+            raise SluicewayError("queue_not_found", "the target queue was deleted")
+
+        driver.transfers._bury = deleted
+        store.on_apply = slow
+        first = np.zeros(1, np.int64)
+        moving = asyncio.ensure_future(service.move_items("q", MoveItems({0: first, 1: first}, 20_000, (), "other")))
+        # The first one has come back: under a new offset.
+        await eventually(lambda: driver.queue.executors[0].partition.log.header.next == 2)
+        await eventually(lambda: driver.queue.executors[0].state is ExecutorState.READY)
+        go_on.set()
+        moved = await moving
+        assert (moved.matched, moved.moved, moved.targets) == (2, 0, {})

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from sluiceway.core.queue.partition_executor import PartitionExecutor
     from sluiceway.local.queue_driver import QueueDriver
 
+Begun = tuple[TransferBegun, asyncio.Future[bool]]
+"""A transfer that has begun, and its arrival."""
 Failed = tuple[list[str], SluicewayError]
 """Ids of a partition, and the error that says what became of them."""
 
@@ -42,24 +44,32 @@ async def move_items(driver: QueueDriver, request: MoveItems, incarnation_of: Ca
     targets = incarnations({route.target for route in routes}, incarnation_of)
     # All at once: one that hangs must not use up the time of the others.
     asked = (
-        driver.ask(TakeOut(at, offsets, to, left(deadline), opening, targets[to], True)) for (at, to, opening), offsets in routes.items()
+        _begin(driver, TakeOut(at, offsets, to, left(deadline), opening, targets[to], True))
+        for (at, to, opening), offsets in routes.items()
     )
-    answers: list[TransferBegun | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
+    answers: list[Begun | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
     arrivals: list[Arrival] = []
-    for (route, offsets), begun in zip(routes.items(), answers, strict=True):
-        if isinstance(begun, SluicewayError):
-            failures.append((_names(driver, route.partition, offsets), begun))
-        elif isinstance(begun, BaseException):
-            raise begun
+    for (route, offsets), answer in zip(routes.items(), answers, strict=True):
+        if isinstance(answer, SluicewayError):
+            failures.append((_names(driver, route.partition, offsets), answer))
+        elif isinstance(answer, BaseException):
+            raise answer
         else:
+            begun, arrival = answer
             result.matched += begun.items
             result.ignored += begun.ignored
             if begun.items:
-                arrivals.append(Arrival(route.target, begun.items, driver.transfers.arrival(route.partition, begun.number)))
+                arrivals.append(Arrival(route.target, begun.items, arrival))
     result.note_failures(failures)
     result.targets = await arrived(arrivals, deadline)
     result.moved = sum(result.targets.values())
     return result
+
+
+async def _begin(driver: QueueDriver, request: TakeOut) -> Begun:
+    """Begin a transfer. Its arrival is looked for at once: later it may have ended, and how is not known any more."""
+    begun: TransferBegun = await driver.ask(request)
+    return begun, driver.transfers.arrival(request.partition, begun.number)
 
 
 async def _routes(driver: QueueDriver, request: MoveItems, result: MovedAway) -> tuple[dict[Route, Offsets], list[Failed]]:
