@@ -175,6 +175,7 @@ def test_a_host_and_port_is_a_url(run: Run) -> None:
         ("ack", "sluiceway complete QUEUE"),
         ("consume", "sluiceway work MODULE:FUNCTION"),
         ("purge", "sluiceway queue clear NAME"),
+        ("problems", "sluiceway doctor"),
         ("stop", "Ctrl-C, or SIGTERM to the server's or worker's process"),
         ("ui", "/ui"),
     ],

@@ -130,6 +130,13 @@ def test_every_alert_is_explained(deploy: Path) -> None:
     assert {rule["labels"]["severity"] for rule in rules(deploy)} == {"page", "warn"}
 
 
+def test_every_alert_that_a_page_names_is_there(deploy: Path) -> None:
+    alerts = {rule["alert"] for rule in rules(deploy)}
+    pages = [page for folder in ("guides", "reference", "explanation") for page in (deploy.parent / "docs" / folder).glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"`(Sluiceway[A-Z][A-Za-z]+)`", page.read_text())}
+    assert named - alerts == {"SluicewayError"}  # the exception
+
+
 def test_no_two_panels_lie_on_each_other(deploy: Path) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in panels(deploy):

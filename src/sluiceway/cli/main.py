@@ -57,6 +57,7 @@ _FIELD_WORDS = {
     **dict.fromkeys(("nack", "reject", "requeue"), "sluiceway retry QUEUE, or sluiceway release QUEUE without counting the attempt"),
     **dict.fromkeys(("purge", "clear", "flush"), "sluiceway queue clear NAME"),
     **dict.fromkeys(("status", "info", "health", "check"), "sluiceway top, sluiceway stats QUEUE, or sluiceway doctor"),
+    **dict.fromkeys(("problems", "alerts"), "sluiceway doctor, or sluiceway top"),
     **dict.fromkeys(("create", "new", "declare"), "sluiceway queue create NAME"),
     **dict.fromkeys(("ls", "list", "queues"), "sluiceway queue list"),
     **{name: f"sluiceway queue {name} NAME" for name in ("history", "pause", "resume", "update")},
