@@ -226,16 +226,16 @@ async def ones(bench: Bench, items: int) -> None:
         "leased one at a time out of batches of 10,000, with payloads",
         items,
         bench.lease(items, 1, payload=True),
-        "A lease moves the head by one and writes one record. A third of the time is to cut one row out of columns for the "
-        "answer (six columns of one row each), a fifth is the cycle, and an eighth SQLite, whose commits 64 callers share.",
+        "A lease moves the head by one and writes one record. Cutting one row out of columns for the answer (six columns of "
+        "one row each) takes a third of the time, the cycle a fifth, and SQLite, whose commits 64 callers share, an eighth.",
     )
     await bench.measured(
         "each completed by a call of its own, in random order",
         items,
         bench.complete(bench.given("leased"), by_number, 1, CALLERS),
-        "A whole lease is one record deleted, and nearly half of the time is SQLite's: in random order nearly each record is "
-        "on a page of its own, which is written to the log and again to the file. To close the lease is a sixth, and the way "
-        "of a call most of the rest.",
+        "Completing a whole lease deletes one record. SQLite takes nearly half of the time: in random order, nearly every "
+        "record is on a page of its own, which is written to the log and again to the file. Closing the lease takes a sixth, "
+        "and the call's path most of the rest.",
     )
 
 
@@ -244,16 +244,17 @@ async def singly(bench: Bench, items: int) -> None:
         f"produced one by one, by {SINGLES} callers",
         items,
         bench.produce(items, 1, SINGLES),
-        "What waits when a cycle begins becomes one blob and one extent, so a commit and its sync are shared by all of these, "
-        "and SQLite has only a sixth of the time. A quarter is the way of a call into the instance and out, a third the cycle.",
+        "Everything that waits when a cycle begins becomes one blob and one extent, so many calls share a commit and its sync, "
+        "and SQLite takes only a sixth of the time. The call's path into the instance and out takes a quarter, the cycle a "
+        "third.",
     )
     await bench.measured(
         "leased 10,000 at a time with payloads, and completed",
         items,
         bench.lease(items, BULK, payload=True, then_complete=True),
-        "A lease names an extent for each cycle that made its items, and reads as many blobs; completing it deletes one record"
-        " and those blobs. Nearly half of the time is SQLite's, to write, to read and to delete; a fifth is the cycle, an "
-        "eighth to cut rows for the answer.",
+        "A lease names one extent for each cycle that stored its items, and reads as many blobs. Completing it deletes one "
+        "record and those blobs. SQLite takes nearly half of the time, to write, read and delete; the cycle a fifth; cutting "
+        "rows for the answer an eighth.",
     )
 
 
@@ -263,8 +264,8 @@ async def live(bench: Bench, items: int) -> None:
         "leased one at a time, all of them live at once",
         items,
         bench.lease(items, 1),
-        "The newest live leases are objects, the older ones rows in columns, and each has a record of its own. A third of the time "
-        "is the cycle, most of it to deal items to leases, and a sixth SQLite; the rest is what each call costs.",
+        "The newest live leases are objects, the older ones rows in columns, and each has a record of its own. The cycle takes "
+        "a third of the time, most of it to deal items to leases, and SQLite a sixth; the rest is the cost of each call.",
     )
     chosen = bench.given("leased")
     quarter = items // 4
@@ -272,21 +273,21 @@ async def live(bench: Bench, items: int) -> None:
         "a quarter completed in random order, 1,000 item ids a call",
         quarter,
         bench.complete(chosen[:quarter], by_offset, CALL),
-        "Each id is looked up among the live leases (a quarter of the time) and ends one (another quarter, half of it to note"
-        " among those that have ended); a record is deleted for each, a quarter as well.",
+        "Each id is looked up among the live leases (a quarter of the time) and ends one (another quarter, half of it to "
+        "record that it ended). Deleting a record for each takes a quarter as well.",
     )
     await bench.measured(
         "a quarter completed in random order, 1,000 lease ids a call",
         quarter,
         bench.complete(chosen[quarter : 2 * quarter], by_number, CALL),
-        "The same without the look-up of offsets: to end leases and to delete their records is 45 % each.",
+        "The same without looking up offsets: ending the leases and deleting their records take 45 % each.",
     )
     rest = [(partition, number + 1) for partition, number in chosen[2 * quarter :].tolist()]
     await bench.run_out(
         rest,
-        "A cycle ends as many leases as fit into 4 ms, 200 at most. To end them and put their items back, as extents over the "
-        "blobs that they are in, is two fifths of the time; to encode why each ended a fifth; to delete its record and write "
-        "that it ended a third.",
+        "A cycle ends as many leases as fit into 4 ms, 200 at most. Ending them and putting their items back, as extents over "
+        "the same blobs, takes two fifths of the time; encoding why each ended a fifth; deleting its record and writing that "
+        "it ended a third.",
     )
 
 
@@ -297,8 +298,8 @@ async def shuffled(bench: Bench, items: int) -> None:
         f"completed in random order, 1,000 ids a call, out of {items // CALL:,} leases of 1,000",
         items,
         bench.complete(bench.given("leased"), by_offset, CALL),
-        "A call touches nearly every lease, so this order is the worst there is. Two thirds of the time is to find some four "
-        "ids in each lease, an eighth to write a bitmap for each of them.",
+        "A call touches nearly every lease, so this is the worst order. Finding about four ids in each lease takes two thirds "
+        "of the time, writing a bitmap for each an eighth.",
     )
 
 
@@ -309,8 +310,8 @@ async def expiry(bench: Bench, items: int) -> None:
         await bench.lease(items, rows, into=leases)
         await bench.run_out(
             leases,
-            "A lease's ranges go back as extents over the same blobs: time and bytes count by leases (as they do above), and no "
-            "payload is written.",
+            "A lease's ranges go back as extents over the same blobs: time and bytes grow with the number of leases, as above, "
+            "and no payload is written.",
         )
 
 
