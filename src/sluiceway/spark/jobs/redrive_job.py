@@ -202,8 +202,10 @@ class _Peek:
 
 
 def _next_items(client: Client, queue: str, partition: int) -> Iterable[pa.RecordBatch]:
+    fields = {"queue_name": queue, "partition": partition, "limit": MAX_ITEMS_ARROW}
     try:
-        return client.fetch_arrow("/v1/queue.peek", {"queue_name": queue, "partition": partition, "limit": MAX_ITEMS_ARROW})
+        batches: Iterable[pa.RecordBatch] = client.fetch_arrow("/v1/queue.peek", fields)
+        return batches
     except SluicewayError as error:
         if error.field != "partition":
             raise
