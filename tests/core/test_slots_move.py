@@ -186,6 +186,20 @@ def test_the_rate_of_a_key_that_has_come_begins_without_a_burst() -> None:
     assert lease.count == 2, "one of each: 150 ms have passed"
 
 
+def test_a_rate_does_not_wait_for_the_time_that_a_clock_ahead_has_stored() -> None:
+    rig = ruled(KeyRules(interval=100.0, burst=5))
+    rig.machine.admission.give_keys([1], OF, 5, 0)
+    rig.machine.produce(batch_of([Row(b"x", key=B)] * 9), FAR)
+    taken = rig.machine.take_changes()
+    assert taken is not None
+    rig.disk.apply(taken[0])
+    machine = rig.loaded()
+    machine.tick(START)
+    assert machine.next_timer() == START + 100
+    machine.tick(START + 100)
+    assert machine.servable == 1
+
+
 def test_rules_that_change_leave_held_slots_held() -> None:
     rig = ruled(ORDER)
     rig.machine.admission.take_keys([1], OF, 5, {}, START, waits=True)

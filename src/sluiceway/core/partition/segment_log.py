@@ -94,7 +94,8 @@ class SegmentLog:
         """Serve by these rules from now on. `leases`: the live ones."""
         self.flows = KeyFlows(rules) if rules else None
         if self.flows is not None:
-            self.hold_back(self.header.now)
+            # Not from the stored time on, which may lie ahead: keys with a rate would wait until then. Nothing ceases to be held back here.
+            self.hold_back(0)
             # In order of their places, so that each is the last of its flow.
             for extent in sorted(self.ready, key=lambda extent: extent.blob.number + extent.row_at(0)):
                 self.flows.enter_waiting(extent, extent.waiting(self.at(extent)))
