@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sluiceway.core.partition import partition as partition_module
+from sluiceway.core.partition.key_flows import KeyRules
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
@@ -14,7 +15,7 @@ from sluiceway.core.partition.records import LeaseState
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_CLOCK_STEP
 from sluiceway.model.requests import Disposition, Settled
-from tests.core.core_model import START, Rig, Row, Served, batch_of, rows_of
+from tests.core.core_model import START, Rig, Row, Served, array_of, batch_of, rows_of
 
 HOUR = 3_600_000
 
@@ -151,9 +152,7 @@ def test_an_item_that_keeps_coming_back_late_keeps_its_attempts() -> None:
 
 def close_one(machine: Partition, now: Millis) -> None:
     machine.produce(batch_of(rows_of("x")), now)
-    taken = machine.lease(1, "c", now + HOUR, now)
-    assert taken is not None
-    machine.close_lease(taken, now, Settled())
+    close_last(machine, now)
 
 
 def extend_one(machine: Partition, now: Millis) -> None:
@@ -178,6 +177,48 @@ def test_deadlines_that_no_longer_hold_do_not_pile_up_behind_one_that_does(use: 
         assert machine.next_timer() == taken.deadline
         assert machine.tick(taken.deadline) == 1
         assert list(machine.leases) == rest
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_due_times_of_what_has_left_do_not_pile_up_behind_one_that_holds(is_deleted: bool) -> None:
+    machine = Partition()
+    machine.produce(batch_of([Row(b"first", START + HOUR)]), START)
+    for n in range(2_500):
+        machine.produce(batch_of([Row(b"x", START + 2 * HOUR + n)]), START)
+        offsets = array_of([machine.log.header.next - 1])
+        assert len((machine.log.drop if is_deleted else machine.log.make_ready)(offsets, START)) == 1
+        machine.take_changes()
+        machine.next_timer()
+    assert len(machine.log.due_times) < 2_000
+    machine.produce(batch_of([Row(b"last", START + 3 * HOUR)]), START)
+    for due in (START + HOUR, START + 3 * HOUR):
+        assert machine.next_timer() == due
+        assert machine.tick(due) == 1
+    assert machine.next_timer() is None
+
+
+def test_expiries_of_what_has_left_do_not_pile_up_behind_one_that_waits() -> None:
+    machine = Partition()
+    machine.follow(Rules(expire_timeout=HOUR, keys=KeyRules(order=True)))
+    machine.produce(batch_of([Row(b"held up", key="held up")] * 2), START)
+    assert machine.lease(1, "c", START + 3 * HOUR, START) is not None
+    for n in range(1, 2_501):
+        machine.produce(batch_of([Row(b"x", key=f"{n}")]), START + n)
+        close_last(machine, START + n)
+        machine.take_changes()
+        machine.next_timer()
+    assert len(machine.log.expiries) < 2_000
+    machine.produce(batch_of([Row(b"last", key="last")]), START + 6_000)
+    for expires_at in (START + HOUR, START + 6_000 + HOUR):
+        assert machine.next_timer() == expires_at
+        assert machine.tick(expires_at) == 1
+    assert machine.next_timer() == START + 3 * HOUR
+
+
+def close_last(machine: Partition, now: Millis) -> None:
+    taken = machine.lease(1, "c", now + HOUR, now)
+    assert taken is not None
+    machine.close_lease(taken, now, Settled())
 
 
 def test_what_falls_due_after_it_has_expired_is_never_in_the_line() -> None:

@@ -44,6 +44,9 @@ from sluiceway.model.unique_keys import UniqueRows, has_unique_keys, unique_rows
 
 RecordName = tuple[RecordKind, int]
 
+STALE_TIMERS = 1_000
+"""Timers of what is gone, beyond as many as there are others, from which on they are removed."""
+
 
 class SegmentLog:
     """Blobs, the extents over them, scheduled entries beside them, and the records changed since they were last written."""
@@ -57,6 +60,7 @@ class SegmentLog:
         self.dues: dict[int, Due] = {}
         self.scheduled_count = 0
         self.due_times: list[tuple[Millis, int]] = []
+        """Heap of due times: (time, number). May name entries that are gone."""
         self.expiries: list[tuple[Millis, int]] = []
         """Expiry heap: (time, first offset) of extents with waiting items. May name extents that are gone."""
         self.touched: dict[RecordName, None] = {}
@@ -197,6 +201,10 @@ class SegmentLog:
         self.extents[extent.first] = extent
         if extent.expires_at:
             heapq.heappush(self.expiries, (extent.expires_at, extent.first))
+            if len(self.expiries) > 2 * len(self.extents) + STALE_TIMERS:
+                # Entries of what was leased meanwhile pile up behind an item that waits, such as one whose key is held up.
+                self.expiries = [(each.expires_at, each.first) for each in self.extents.values() if each.expires_at]
+                heapq.heapify(self.expiries)
         self.touch(RecordKind.EXTENT, extent.first)
 
     def append_rows(self, blob: Blob, rows: BitMap, attempts: int, expires_at: Millis, max_lease_size: int = 0) -> None:
@@ -228,6 +236,10 @@ class SegmentLog:
         self.scheduled_count += len(rows)
         self.dues[due.number] = due
         heapq.heappush(self.due_times, (due_at, due.number))
+        if len(self.due_times) > 2 * len(self.dues) + STALE_TIMERS:
+            # Items that are deleted, or made ready, before their time leave an entry until then.
+            self.due_times = [(each.due_at, each.number) for each in self.dues.values()]
+            heapq.heapify(self.due_times)
         self.touch(RecordKind.DUE, due.number)
 
     def unschedule(self, due: Due) -> None:
