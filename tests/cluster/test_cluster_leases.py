@@ -21,7 +21,7 @@ from sluiceway.model.requests import Disposition, Lease, Leased, ProduceKey, Que
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, fine_always, put, ref, shares
-from tests.instance.instance_rig import eventually, fine, lease, payloads, settle, spec
+from tests.instance.instance_rig import PATIENCE, eventually, fine, lease, payloads, settle, spec
 
 
 def waits(service: Service, queue: str) -> bool:
@@ -249,6 +249,27 @@ def test_what_comes_too_late_for_its_call_is_given_back(tmp_path: Path, monkeypa
             await eventually(lambda: owner.stats("q").partitions[0].ready == 1)
             again = await lease(consumer, "q", timeout=60_000)
             assert in_columns(again.batches[0]).column("attempts").to_pylist() == [1]
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_an_instance_that_answers_nothing_gets_its_items_where_they_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is frozen, say, until the others have given it up."""
+    monkeypatch.setattr(remote_leases, "LOOK", 10)
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            owner, consumer = made.owner("q", 0), without(made, "q", 0)
+            gate = made.wires.on_ask = Gate(only=leases)
+            await put(a, "q", 0, "x")
+            work = asyncio.create_task(lease(consumer, "q", timeout=10_000 * PATIENCE))
+            await gate.reached.wait()
+            await made.leave(made.name(owner))
+            async with asyncio.timeout(PATIENCE):
+                assert payloads((await work).batches) == ["x"]
 
     asyncio.run(run())
 

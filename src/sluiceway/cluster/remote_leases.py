@@ -34,6 +34,8 @@ BEING_WRITTEN: Millis = 100
 IN_FLIGHT: Millis = 800
 """Minimum time for another instance to answer, also if the call's own time ends before. With ANSWER_MARGIN it is the second that a call may
 take longer while a commit is in flight for it."""
+LOOK: Millis = 500
+"""Interval between two looks at whether an instance that has not answered yet still owns partitions of the queue."""
 LATE: Millis = 5_000
 """How long after that an answer may come for its leases to be given back."""
 GIVE_BACK: Millis = 5_000
@@ -168,7 +170,8 @@ class RemoteLeases:
     async def _fetch(
         self, record: QueueRecord, peer: Peer, request: Lease, payload: bool, deadline: Millis, least: Millis = 0
     ) -> Leased | None:
-        """Lease the instance's ready items; None: it has none, or does not answer by the deadline, nor within `least` ms.
+        """Lease the instance's ready items; None: it has none, does not answer by the deadline, nor within `least` ms, or has lost its
+        partitions of the queue meanwhile.
 
         Items that arrive later, or after a cancellation, are given back: nobody else gets them while they are leased.
         """
@@ -182,7 +185,10 @@ class RemoteLeases:
         asking = self._router.ask(record, peer, replace(request, request_timeout=waits), payload, within + late)
         fetching = asyncio.ensure_future(asking)
         try:
-            await asyncio.wait((fetching,), timeout=(within + ANSWER_MARGIN) / 1000 if late else None)
+            if late:
+                await self._answered(record, peer, fetching, within + ANSWER_MARGIN)
+            else:
+                await asyncio.wait((fetching,))
             if not fetching.done():
                 self._expect_late(record, peer, request, fetching)
                 return None
@@ -202,6 +208,20 @@ class RemoteLeases:
                 raise plain(error) from error
             return None
         return leased if leased.leases else None
+
+    async def _answered(self, record: QueueRecord, peer: Peer, fetching: asyncio.Future[Leased], within: Millis) -> None:
+        """Wait for the answer, `within` ms at most, and only while the instance has partitions of the queue: what one that is frozen had is
+        served elsewhere, perhaps here."""
+        until = system.steady() + within
+        while not fetching.done() and (left := until - system.steady()) > 0:
+            await asyncio.wait((fetching,), timeout=min(left, LOOK) / 1000)
+            if not (fetching.done() or self._has_partitions(record, peer)):
+                return
+
+    def _has_partitions(self, record: QueueRecord, peer: Peer) -> bool:
+        with contextlib.suppress(SluicewayError):
+            return peer in self._router.owners(record)
+        return False
 
     def _expect_late(self, record: QueueRecord, peer: Peer, request: Lease, fetching: asyncio.Future[Leased]) -> None:
         """Give back what the answer brings, when it comes."""
