@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -356,6 +357,17 @@ def test_an_exception_says_what_becomes_of_the_item_and_why(monkeypatch: pytest.
     assert consumer_common.put_back("a.0.1", RetryItem()) == Retry("a.0.1")
     assert consumer_common.put_back("a.0.1", DeadItem("x" * 5_000)) == Retry("a.0.1", dead=True, reason="x" * 2_048)
     assert consumer_common.put_back("a.0.1", DeadItem("é" * 5_000)).reason == "é" * 1_024
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [(ValueError("no such order"), "ValueError: no such order"), (404, "404"), (None, None), (Mute(), "Mute"), ({"a": 1}, "{'a': 1}")],
+)
+def test_a_reason_that_is_no_text_becomes_one(reason: Any, text: str | None) -> None:
+    """Handlers pass on the exception that they have caught."""
+    dead = consumer_common.put_back("a.0.1", DeadItem(reason))
+    assert (dead.dead, dead.reason) == (True, text)
+    assert consumer_common.put_back("a.0.1", RetryItem(reason=reason)).reason == text
 
 
 def test_an_exception_keeps_the_last_lines_of_its_trace() -> None:

@@ -49,10 +49,9 @@ class DeadItem(Exception):
 def put_back(item_id: str, error: BaseException, error_messages: bool = True) -> Retry:
     """The outcome for a handler's exception. Other exceptions than ours are recorded by type, message and trace, or by type alone."""
     if isinstance(error, DeadItem):
-        return Retry(item_id, dead=True, reason=_short(error.reason), host=_host())
+        return Retry(item_id, dead=True, reason=_text_of(error.reason), host=_host())
     if isinstance(error, RetryItem):
-        reason = None if error.reason is None else _short(error.reason)
-        return Retry(item_id, retry_after=duration_text(error.after), reason=reason, host=_host())
+        return Retry(item_id, retry_after=duration_text(error.after), reason=_text_of(error.reason), host=_host())
     if not error_messages:
         return Retry(item_id, reason=_short(type(error).__name__), host=_host())
     return Retry(item_id, reason=_short(_describe(error)), trace=trace_of(error), host=_host())
@@ -97,6 +96,18 @@ def _describe(error: BaseException) -> str:
         message = ""
     name = type(error).__name__
     return f"{name}: {message}" if message else name
+
+
+def _text_of(reason: object) -> str | None:
+    """A reason as a text. Handlers also pass the exception that they have caught, whatever the annotation says."""
+    if reason is None or isinstance(reason, str):
+        return None if reason is None else _short(reason)
+    if isinstance(reason, BaseException):
+        return _short(_describe(reason))
+    try:
+        return _short(str(reason))
+    except Exception:
+        return type(reason).__name__
 
 
 def check_returned(returned: object) -> None:

@@ -21,7 +21,7 @@ class HandlerThreads:
         self._idle = threading.Semaphore(0)
 
     def submit(self, function: Callable[[T], object], argument: T) -> Future[object]:
-        """Call `function(argument)` in a thread. For one thread at a time."""
+        """Call `function(argument)` in a thread. For one thread at a time. Raises RuntimeError if there is none to be had."""
         future: Future[object] = Future()
 
         def call() -> None:
@@ -31,11 +31,17 @@ class HandlerThreads:
                 except BaseException as error:
                     future.set_exception(error)
 
-        self._work.put(call)
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
             thread = threading.Thread(target=self._run, name=f"sluiceway-handler-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system has no more now. Those that there are take the work one after the other.
+                if not self._threads:
+                    raise
+            else:
+                self._threads.append(thread)
+        self._work.put(call)
         return future
 
     def close(self) -> None:

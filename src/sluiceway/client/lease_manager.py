@@ -227,7 +227,7 @@ class LeaseManager:
         effects: list[Effect] = []
         if self.stopping and self._stopped_at is None:
             self._stopped_at = now
-        self._run_out(now)
+        self.run_out(now)
         if self._running and self._abandon_at is not None and self._abandon_at <= now:
             effects.append(Abandon(self._abandon()))
         if self._newly_lost:
@@ -249,6 +249,11 @@ class LeaseManager:
             self._asking.busy, self._asked_at = True, now
             effects.append(Ask(min(room, MAX_ITEMS_ARROW)))
         return effects
+
+    def run_out(self, now: Millis) -> None:
+        """Lose the leases whose deadline has passed by the local clock without an extension."""
+        for lease_id in [lease_id for lease_id, lease in self._leases.items() if lease.lease_deadline <= now]:
+            self._lose(lease_id)
 
     def wake_at(self) -> Millis | None:
         """When to call `decide` again if no event comes first; None: never."""
@@ -500,11 +505,6 @@ class LeaseManager:
             lease.ids.discard(item_id)
             if not lease.ids:
                 del self._leases[lease_id]
-
-    def _run_out(self, now: Millis) -> None:
-        """Lose the leases whose deadline has passed by the local clock without an extension."""
-        for lease_id in [lease_id for lease_id, lease in self._leases.items() if lease.lease_deadline <= now]:
-            self._lose(lease_id)
 
     def _lose(self, lease_id: str) -> None:
         """Drop a lease and its waiting items. Outcomes of handled items are still sent, because the server may accept them."""

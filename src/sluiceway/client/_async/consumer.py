@@ -328,6 +328,8 @@ class AsyncConsumer:
         if self._ended.is_set():
             return
         now = _now()
+        # First: a handler is given nothing whose lease ran out while another one kept the event loop busy.
+        self._manager.run_out(now)
         if self._handler is not None:
             while len(self._handling) < self._handlers and (items := self._take(now)):
                 self._handling[asyncio.create_task(self._handle(items, self._handler))] = items
@@ -397,9 +399,11 @@ class AsyncConsumer:
 
     def _cancel_handlers(self) -> None:
         """Cancel the handlers that have none but lost items, if handlers can be cancelled."""
+        loop = asyncio.get_running_loop()
         for task, items in self._handling.items() if self._cancel_lost else ():
             if all(self.is_lost(item) for item in items):
-                task.cancel()
+                # Once it has begun: a task that is cancelled before never gets to `_handle`, which would not see its end.
+                loop.call_soon(task.cancel)
 
     async def _handle(self, items: list[LeasedItem], handler: BatchHandler) -> None:
         outcomes: Mapping[str, Outcome] = {}
@@ -416,7 +420,8 @@ class AsyncConsumer:
             assert task is not None
             del self._handling[task]
             for item in items:
-                self._manager.finish(item.id, outcomes.get(item.id, DONE), _now())
+                # Without an outcome, since there was no memory for one: only what was handled is done.
+                self._manager.finish(item.id, outcomes.get(item.id) or Retry(item.id), _now())
             self._pump_soon()
 
     # -- calls ------------------------------------------------------------------------------------------------------------------
