@@ -168,3 +168,11 @@ def test_refusals_say_what_to_do(tmp_path: Path) -> None:
         command("backup", str(tmp_path / "backups"), "--url", server.url)
     code, _, said = ends("restore", str(tmp_path / "backups"), "--data", str(tmp_path / "new"), "--backup", "other")
     assert (code, "has no backup other" in said) == (3, True)
+
+
+def test_where_there_is_no_backup_none_is_verified(tmp_path: Path) -> None:
+    """Where the first backup failed, or in the folder of another name."""
+    for folder in ("packs", "backups"):
+        (tmp_path / folder).mkdir()
+    code, _, said = ends("backup", "verify", str(tmp_path))
+    assert (code, "has no complete backup" in said) == (3, True)

@@ -147,8 +147,9 @@ def test_refusals_show_no_key(tmp_path: Path) -> None:
 def test_a_bucket_without_backups(url: str, tmp_path: Path) -> None:
     code, said, why = ends("backup", "list", url)
     assert (code, said, why) == (0, "", f"No complete backup in s3://tests/{tmp_path.name}\n")
-    code, _, why = ends("restore", url, "--data", str(tmp_path / "new"))
-    assert (code, "has no complete backup" in why) == (3, True)
+    for words in (["restore", url, "--data", str(tmp_path / "new")], ["backup", "verify", url]):
+        code, _, why = ends(*words)
+        assert (code, "has no complete backup" in why) == (3, True)
 
 
 def test_backups_in_a_bucket_under_load_have_what_was_acknowledged(url: str, tmp_path: Path) -> None:

@@ -52,13 +52,17 @@ def create(session: Session, target: Path | str) -> None:
 @click.option("--backup", "backup_id", metavar="ID", help="Only this backup. [default: all]")
 @printing
 def verify(output: Output, target: Path | str, backup_id: str | None) -> None:
-    """Read the backups there, and compare all of it with its checksums. Fails if anything is damaged or missing."""
+    """Read the backups there, and compare all of it with its checksums. Fails if anything is damaged or missing, or if there is none."""
     from sluiceway.cli.backup_format import Piece
 
     verified: set[Piece] = set()
     bad = 0
     with opened(target) as backups:
-        for each in backups.ids() if backup_id is None else [backup_id]:
+        ids = backups.ids() if backup_id is None else [backup_id]
+        if not ids:
+            # Such as in another folder of the bucket: whoever asks means to have one.
+            raise backups.none_there()
+        for each in ids:
             try:
                 damage = backups.damage(backups.manifest(each), verified)
             except SluicewayError as error:

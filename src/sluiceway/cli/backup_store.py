@@ -108,8 +108,12 @@ class Backups:
         """The manifest of the newest backup. Raises as `ids` and `manifest` do."""
         found = self.ids()
         if not found:
-            raise invalid("dir", f"{self.name} has no complete backup")
+            raise self.none_there()
         return self.manifest(found[-1])
+
+    def none_there(self) -> SluicewayError:
+        """The error of a store without a backup."""
+        return invalid("dir", f"{self.name} has no complete backup")
 
     def read(self, pieces: Iterable[Piece]) -> Iterator[bytes]:
         """The bytes of each piece. Raises `invalid_request` if they are missing or damaged."""
