@@ -84,6 +84,11 @@ def outcome_bodies(table: pa.Table) -> Iterator[Outcomes]:
             yield Outcomes(incarnation, pc.unique(part["partition"]).to_pylist(), write_stream(part))
 
 
+def outcome_counts(table: pa.Table) -> dict[str, int]:
+    """The numbers of rows of an `outcome_table`, by outcome."""
+    return {name: pc.sum(pc.equal(table["outcome"], name)).as_py() or 0 for name in OUTCOMES}
+
+
 def _located(table: pa.Table) -> Iterator[tuple[str | None, pa.Table]]:
     """The outcomes by position, grouped by the incarnation that the ids name: a single one, unless they are of a deleted queue, too."""
     if "id" not in table.schema.names:

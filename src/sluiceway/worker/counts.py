@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -19,7 +20,8 @@ from sluiceway.client.consumer_common import DeadItem, RetryItem
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of handler times, in seconds."""
 OUTCOMES = ("done", "retry", "dead", "failed")
-"""How a handler ended: it returned, raised `RetryItem` or `DeadItem`, or raised another exception."""
+"""How a handler ended: it returned, raised `RetryItem` or `DeadItem`, or raised another exception. A handler of several items may return
+other outcomes of some of them, which count for these."""
 
 
 class Times(msgspec.Struct):
@@ -62,14 +64,16 @@ class Meter:
         self._lock = threading.Lock()
 
     @contextmanager
-    def handling(self, items: int) -> Iterator[None]:
-        """Count a handler of so many items, whose outcome is what the block raises."""
+    def handling(self, items: int) -> Iterator[Counter[str]]:
+        """Count a handler of so many items, whose outcome is what the block raises. The block adds the items with another outcome to what
+        it is given."""
         with self._lock:
             self.counts.running += items
         since = time.monotonic()
         outcome = "failed"
+        others = Counter[str]()
         try:
-            yield
+            yield others
             outcome = "done"
         except RetryItem:
             outcome = "retry"
@@ -84,7 +88,17 @@ class Meter:
                 times = self.counts.outcomes[outcome]
                 times.buckets[bisect.bisect_left(BUCKETS, took)] += 1
                 times.seconds += took
-                times.items += items
+                times.items += max(0, items - others.total())
+                for name, count in others.items():
+                    self.counts.outcomes[name].items += count
+
+
+def mapped_outcomes(returned: Mapping[object, object]) -> Counter[str]:
+    """The items that a handler of several has given another outcome than done, by what it returned."""
+    return Counter({name: sum(isinstance(each, kind) for each in returned.values()) for kind, name in _NAMED.items()})
+
+
+_NAMED = {RetryItem: "retry", DeadItem: "dead"}
 
 
 class WorkerMetrics(Collector):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
 from sluiceway.client import AsyncClient, AsyncConsumer, Client, Consumer
-from sluiceway.worker.counts import Counts, Meter
+from sluiceway.worker.counts import Counts, Meter, mapped_outcomes
 from sluiceway.worker.handlers import Handler, is_async
 from sluiceway.worker.worker_options import Options
 
@@ -48,8 +49,8 @@ class WorkerProcess:
 
     def _run_sync(self) -> None:
         def measured(given: Any) -> Any:
-            with self._meter.handling(self._size(given)):
-                return self._handler(given)
+            with self._meter.handling(self._size(given)) as others:
+                return self._counted(self._handler(given), others)
 
         with Client(**self._client()) as client:
             self._consumer = consumer = client.consumer(self._options.queue_name, **self._leasing())
@@ -57,8 +58,8 @@ class WorkerProcess:
 
     async def _run_async(self) -> None:
         async def measured(given: Any) -> Any:
-            with self._meter.handling(self._size(given)):
-                return await self._handler(given)
+            with self._meter.handling(self._size(given)) as others:
+                return self._counted(await self._handler(given), others)
 
         async with AsyncClient(**self._client()) as client:
             self._consumer = consumer = client.consumer(self._options.queue_name, **self._leasing())
@@ -71,7 +72,24 @@ class WorkerProcess:
 
     def _size(self, given: Any) -> int:
         """The number of items that a handler gets."""
-        return len(given) if self._options.tables or self._options.batch_size is not None else 1
+        return len(given) if self._takes_many else 1
+
+    def _counted(self, returned: object, others: Counter[str]) -> object:
+        """What the handler returned, for the consumer. The items with another outcome than done are added to `others`."""
+        if self._options.tables and hasattr(returned, "__arrow_c_stream__"):
+            # Only handlers of tables need pyarrow.
+            from sluiceway.client.outcome_rows import outcome_counts, outcome_table
+
+            # The consumer gets the table: what exports Arrow may do so only once.
+            returned = table = outcome_table(returned)
+            others.update({name: count for name, count in outcome_counts(table).items() if name != "done"})
+        elif self._takes_many and isinstance(returned, Mapping):
+            others.update(mapped_outcomes(returned))
+        return returned
+
+    @property
+    def _takes_many(self) -> bool:
+        return self._options.tables or self._options.batch_size is not None
 
     def _client(self) -> dict[str, Any]:
         options = self._options
