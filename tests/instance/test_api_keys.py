@@ -17,7 +17,7 @@ from sluiceway.instance.api_keys import API_KEY, ApiKeys, keys_of
 from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.audit_trail import AuditTrail
-from sluiceway.model.access import Actor, KeySpec, Scope
+from sluiceway.model.access import Actor, KeySpec, Scope, encode_key
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaStore, MetaUnknownError, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 from tests.server.server_process import PATIENCE
@@ -247,7 +247,8 @@ def test_without_its_meta_store_the_known_keys_are_good(caplog: pytest.LogCaptur
 
             await until(polled)
             assert await keys.find(text) is not None
-            assert await keys.find("slw_abcdefgh_0") is None
+            # No other secret of it will ever be good.
+            assert await keys.find(f"{text}0") is None
             with pytest.raises(SluicewayError) as caught:
                 await keys.list()
             assert caught.value.code == "unavailable"
@@ -256,6 +257,26 @@ def test_without_its_meta_store_the_known_keys_are_good(caplog: pytest.LogCaptur
 
     asyncio.run(run())
     assert caplog.text.count("are not seen") == 1
+
+
+def test_without_its_meta_store_a_server_does_not_say_that_a_new_key_is_none() -> None:
+    """A consumer that is told so ends for good, while one that is told to try again works a moment later."""
+
+    async def run() -> None:
+        meta = Counted()
+        async with started(MemoryMetaStore()) as others, started(meta, poll_interval=10 * PATIENCE_MS) as keys:
+            key, text = await others.create(SPEC, BY)
+            meta.broken = True
+            with pytest.raises(SluicewayError) as caught:
+                await keys.find(text)
+            assert (caught.value.code, caught.value.retryable) == ("unavailable", True)
+            meta.broken = False
+            # As the process that has created it stores it.
+            await meta.commit(puts={API_KEY + key.key_id: encode_key(key)})
+            assert await keys.find(text) is not None
+            assert await keys.find("slw_abcdefgh_0") is None
+
+    asyncio.run(run())
 
 
 def test_an_error_that_nobody_expects_does_not_end_the_polls(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

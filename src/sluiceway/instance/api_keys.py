@@ -93,7 +93,7 @@ class ApiKeys:
         self._entries: dict[str, Entry] = {}
         self._holders: dict[str, Holder] = {}
         self._stamp = -1
-        self._look: asyncio.Task[None] | None = None
+        self._look: asyncio.Task[bool] | None = None
         self._poll: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -111,7 +111,8 @@ class ApiKeys:
     # ---- lookup -----------------------------------------------------------------------------------------------
 
     async def find(self, text: str) -> Holder | None:
-        """Return the holder of a key; None for an unknown, expired or revoked one.
+        """Return the holder of a key; None for an unknown, expired or revoked one. Raises `unavailable` for an unknown id while the meta
+        store cannot be read: the key may be a new one, and who is told that it is none gives up.
 
         Reads the meta store before it rejects a key, which another process may just have created. Calls within the same `look_interval`
         share one read, so a flood of wrong keys costs ten reads a second, no memory, and its senders a wait.
@@ -121,8 +122,10 @@ class ApiKeys:
         digest = _digest(secret)
         holder = self._match(key_id, digest)
         if holder is None and prefix == _PREFIX:
-            await self._look_again()
+            has_looked = await self._look_again()
             holder = self._match(key_id, digest)
+            if holder is None and not has_looked and key_id not in self._holders:
+                raise SluicewayError("unavailable", "the meta store, which has the API keys, does not answer; try again")
         return holder if prefix == _PREFIX else None
 
     def known(self, key_id: str) -> Holder | None:
@@ -136,17 +139,20 @@ class ApiKeys:
         same = hmac.compare_digest(digest, _NOBODYS if holder is None else holder.key.digest)
         return holder if same else None
 
-    async def _look_again(self) -> None:
-        """Wait for a read of the meta store that begins after this call."""
+    async def _look_again(self) -> bool:
+        """Wait for a read of the meta store that begins after this call. Returns whether it could be read."""
         if self._look is None:
             self._look = asyncio.create_task(self._read_soon())
-        await shielded(self._look)
+        return await shielded(self._look)
 
-    async def _read_soon(self) -> None:
+    async def _read_soon(self) -> bool:
         await asyncio.sleep(self._look_interval / 1_000)
         self._look = None
-        with contextlib.suppress(StoreUnavailableError):
+        try:
             await self._read()
+        except StoreUnavailableError:
+            return False
+        return True
 
     async def _follow(self) -> None:
         """Poll the keys. The store's hints may be late, so polls are needed anyway."""

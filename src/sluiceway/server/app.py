@@ -62,7 +62,7 @@ class Guard(Protocol):
     """Authentication and rate limits of requests."""
 
     async def admit(self, request: Request) -> Caller:
-        """Authenticate the request, before its body is read. Raises `unauthenticated`, `rate_limited`, `forbidden`."""
+        """Authenticate the request, before its body is read. Raises `unauthenticated`, `rate_limited`, `forbidden`, `unavailable`."""
         ...
 
     async def recheck(self, request: Request) -> Caller:

@@ -88,7 +88,7 @@ class KeyGuard:
         self._rates = rates
 
     async def admit(self, request: Request) -> Caller:
-        """Authenticate the request, and count it. Raises `unauthenticated`, `rate_limited`."""
+        """Authenticate the request, and count it. Raises `unauthenticated`, `rate_limited`, `unavailable`."""
         text = _token(request.authorization)
         if not text:
             self._refusals.note(request, "none")
