@@ -278,6 +278,18 @@ def test_a_stranger_leaves_nothing_behind(keyed: Guarded) -> None:
     assert set(site._counts) <= before
 
 
+def test_one_key_does_not_take_all_live_pages_by_calling_the_server_names(keyed: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_KEY_STREAMS", 1)
+    one, other = ({"cookie": f"sluiceway={base64.urlsafe_b64encode(keyed.key('read:*').encode()).decode()}"} for _ in range(2))
+    with keyed.http.stream("GET", "/ui/live", headers=one | {"host": "a"}) as first:
+        shown = blocks(first)
+        assert next(shown)
+        with keyed.http.stream("GET", "/ui/live", headers=one | {"host": "b"}) as another:
+            assert another.status_code == 429
+        with keyed.http.stream("GET", "/ui/live", headers=other | {"host": "a"}) as second:
+            assert second.status_code == 200
+
+
 def test_counts_that_no_page_follows_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(counts, "stopwatch", lambda: now)

@@ -31,6 +31,7 @@ class Feed:
 
     def __init__(self, visit: Visit, render: Render) -> None:
         self._visit, self._render = visit, render
+        self.key_id = visit.key_id
         self.text = ""
         self.version = 0
         self.is_over = False
@@ -92,10 +93,11 @@ class Feeds:
         """
         if self._stopped:
             raise ProblemError(503, "unavailable", "the server is stopping")
-        readers = [(key[0], feed.readers) for key, feed in self._feeds.items()]
+        # By key, not by reader: one key may come as many, by names of this server that it makes up.
+        readers = [(feed.key_id, feed.readers) for feed in self._feeds.values()]
         if sum(count for _, count in readers) >= MAX_STREAMS:
             raise ProblemError(429, "too_many_requests", f"the limit of {MAX_STREAMS:,} open pages is reached; try again later")
-        if visit.asks_keys and sum(count for reader, count in readers if reader == visit.api.reader) >= MAX_KEY_STREAMS:
+        if visit.asks_keys and sum(count for key_id, count in readers if key_id == visit.key_id) >= MAX_KEY_STREAMS:
             raise ProblemError(
                 429, "too_many_requests", f"this API key has reached its limit of {MAX_KEY_STREAMS:,} open pages; close some"
             )

@@ -38,6 +38,8 @@ class Visit:
     """Whether the request is for the live part rather than the whole page."""
     asks_keys: bool = False
     """Whether the server asks for API keys, so that the reader can sign out."""
+    key_id: str = ""
+    """Of the reader's API key; empty: none that is stored."""
     kept: dict[str, Any] = field(default_factory=dict)
     """State that a live page keeps between renders."""
 
@@ -53,6 +55,7 @@ class Visit:
         own = await self.api.call("keys.self")
         self.me = Caller(own["name"], tuple(parse_scope(text, "scopes") for text in own["scopes"]))
         # The presence of a key says nothing: a server without authentication accepts any text.
+        self.key_id = own["key_id"] or ""
         self.asks_keys = own["key_id"] is not None or own["name"] != ANYBODY.name
 
 
