@@ -15,6 +15,8 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -30,6 +32,7 @@ from sluiceway.server.run import cluster_of
 from sluiceway.server.wiring import Door
 from sluiceway.server.workers import COMMAND as COMMAND_OF_WORKERS
 from sluiceway.server.workers import LONGEST_DELAY, Said, WorkerOrder, next_delay
+from sluiceway.testing.drive import driven
 from tests.server.server_process import COMMAND, PATIENCE
 from tests.server.server_running import eventually
 from tests.server.test_tls import Files
@@ -56,6 +59,16 @@ def test_what_a_worker_says_is_raised_as_it_was() -> None:
     assert isinstance(again, SluicewayError)
     assert (again.code, again.detail, again.field) == ("unavailable", "why", "data")
     assert repr(Said(detail="taken").error()) == "OSError('taken')"
+
+
+@driven
+async def test_what_a_library_prints_is_not_taken_for_the_worker_s_message() -> None:
+    output = asyncio.StreamReader(limit=1_000)
+    output.feed_data(b"loaded\n\xff\n" + b"-" * 5_000 + b"\n" + msgspec.json.encode(Said("http://w")) + b"\n")
+    child = cast(Any, SimpleNamespace(pid=7, stdout=output))
+    assert (await module._hear(child)).url == "http://w"
+    output.feed_eof()
+    assert await module._hear(child) == Said()
 
 
 @pytest.mark.parametrize(

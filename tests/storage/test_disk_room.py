@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from sluiceway.adapters.disk_reserve import FILE, HELD, DiskReserve
+from sluiceway.instance import service as service_module
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.disk_room import DiskRoom
@@ -121,6 +122,25 @@ async def test_a_store_owes_what_its_logs_have_until_they_are_in_its_files(tmp_p
     assert service.room.disks["backend default"]._owed == backend.owed
     await backend.reusable(driver._ref(0))
     assert 2 * MB <= backend.owed < before + 3 * MB
+    await service.stop()
+
+
+@driven
+async def test_no_unexpected_error_ends_the_watch_of_the_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "LOOK_INTERVAL", 5)
+    service = Service(tmp_path, disk_reserve=8 * MB)
+    await service.start()
+    look, failures = service.room.look, [ValueError("something new")]
+
+    def failing() -> None:
+        if failures:
+            raise failures.pop()
+        look()
+
+    disk = Disk(monkeypatch)
+    disk.left = 5 * MB
+    monkeypatch.setattr(service.room, "look", failing)
+    await eventually(service.problems)
     await service.stop()
 
 

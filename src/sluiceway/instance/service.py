@@ -326,9 +326,13 @@ class Service:
     async def _keep_room(self) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL / 1000)
-            self.room.look()
-            if self.room.any_low:
-                await self._measure_room()
+            try:
+                self.room.look()
+                if self.room.any_low:
+                    await self._measure_room()
+            except Exception:
+                # It must not end the watch: a full disk would be found only by what cannot be written.
+                log.exception("the room on the disks could not be looked at, will retry")
 
     async def _measure_room(self) -> None:
         await asyncio.gather(*(driver.measure_room() for driver in list(self._drivers.values())))

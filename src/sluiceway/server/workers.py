@@ -211,9 +211,14 @@ class Supervisor:
 
 
 async def _hear(child: Process) -> Said:
+    """The worker's first message. What else is printed there, such as by a library, is passed over."""
     assert child.stdout is not None
-    line = await child.stdout.readline()
-    return msgspec.json.decode(line, type=Said) if line else Said()
+    while True:
+        try:
+            line = await child.stdout.readline()
+            return msgspec.json.decode(line, type=Said) if line else Said()
+        except (msgspec.DecodeError, ValueError) as error:
+            log.warning("process %d printed what is no message of a worker: %s", child.pid, error)
 
 
 async def _watch(number: int, child: Process) -> None:
