@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sluiceway.adapters import system
+from sluiceway.core.partition import admission
 from sluiceway.core.partition.key_slots import home_of_key
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
@@ -146,6 +147,28 @@ def test_a_key_waits_for_what_its_former_partition_has_leased(tmp_path: Path) ->
             await eventually_leased(b, moved)
             assert (await ended(a, asked.id)).state == "done"
             assert places(await produce(a, 0)) == [(item.partition, item.offset) for key in KEYS for item in held if item.key == key]
+
+    asyncio.run(run())
+
+
+def test_calls_too_many_for_a_message_are_remembered_where_their_keys_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slot has a record of each call that had items for it: of a day, those of a single slot may be too many."""
+    monkeypatch.setattr(admission, "MAX_KEYS_BYTES", 1_000)
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (_, (a, b)):
+            record = await a.create_queue(QueueSpec("q", 12, order="key"))
+            answers = [places(await produce(a, number)) for number in range(30)]
+            asked = await begun(a, "q", 13)
+            await at_step(a, asked.id, "drain")
+            consumer = Consumer(a, b)
+            handling = asyncio.create_task(consumer.run())
+            assert (await ended(a, asked.id)).state == "done"
+            assert any(home_of_key(record, key) != home_of_key(a.queue("q"), key) for key in KEYS)
+            assert [places(await produce(b, number)) for number in range(30)] == answers
+            await eventually(lambda: all(len(consumer.handled[key]) == 30 for key in KEYS))
+            consumer.enough = True
+            await handling
 
     asyncio.run(run())
 

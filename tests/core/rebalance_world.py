@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -17,7 +18,7 @@ from sluiceway.core.rebalance.partition_plan import plan
 from sluiceway.core.rebalance.steps import AskFor, Change, StepReplies
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
-from sluiceway.model.peers import GiveKeys, KeysGiven, Moved, MoveOut, ServeSlots, Shut, Shutted, Shutting, TakeKeys
+from sluiceway.model.peers import WHOLE, GiveKeys, KeyPiece, KeysGiven, Moved, MoveOut, ServeSlots, Shut, Shutted, Shutting, TakeKeys
 from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Rebalance
 from sluiceway.model.requests import ProduceKey
@@ -105,18 +106,27 @@ class Partition:
         self.given = request.cursor
         self.closed |= {*request.slots}
         self.of = request.of
-        keys = {name: data for name, data in self.keys.items() if slot_of_name(name[1:], request.of) in request.slots}
+        keys = {name: self.keys[name] for name in self._keys_in(request.slots, request.of, request.piece)}
         if sum(len(name) + len(data) for name, data in keys.items()) > self.most_bytes:
             raise SluicewayError("too_many_items", "too many keys")
         return KeysGiven(self.number, keys)
 
+    def _keys_in(self, slots: tuple[int, ...], of: int, piece: KeyPiece) -> set[str]:
+        number, pieces = piece
+        mine = {name for name in self.keys if slot_of_name(name[1:], of) in slots}
+        return {name for name in mine if (crc32(name.encode()) >> 16) % pieces == number}
+
     def _take(self, request: TakeKeys) -> int:
         if request.cursor > self.taken and request.cursor >= self.given:
-            self.taken = request.cursor
             self.of = request.of
             if request.keys is not None:
-                mine = {name for name in self.keys if slot_of_name(name[1:], request.of) in request.slots}
+                mine = self._keys_in(request.slots, request.of, request.piece or WHOLE)
                 self.keys = {name: data for name, data in self.keys.items() if name not in mine} | request.keys
+            if request.piece is not None:
+                self.given = request.cursor
+                self.closed |= {*request.slots}
+                return len(request.keys or ())
+            self.taken = request.cursor
             self.closed -= {*request.slots}
             self.held |= {*request.slots} if request.waits else set()
         return len(request.keys or ())

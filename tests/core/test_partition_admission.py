@@ -12,7 +12,7 @@ from sluiceway.core.partition.records import Header, pack, unpack_header, unpack
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import KEY_WINDOW
 from sluiceway.model.peers import Shutting
-from sluiceway.model.requests import DONE, Disposition, MovedItem, ProduceKey
+from sluiceway.model.requests import DONE, CallPart, Disposition, MovedItem, ProduceKey
 from tests.core.core_model import EVERYTHING, START, Rig, Row, batch_of, rows_of
 
 OF = 8
@@ -323,6 +323,38 @@ def test_too_many_keys_for_one_answer_are_closed_all_the_same(monkeypatch: pytes
     rig.reload()
     assert rig.machine.admission.refuses(ProduceKey("a"))
     assert sorted({*rig.machine.admission.give_keys([slot(ProduceKey("a"), OF)], OF, 1, 0)}) == ["ka"]
+
+
+def test_keys_of_a_slot_are_given_and_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls, of groups, and of the parts of divided calls: a piece that comes twice replaces itself, and one that comes late nothing."""
+    monkeypatch.setattr(admission, "MAX_KEYS_BYTES", 1_000)
+    here, there, pieces = Rig(), Rig(), 16
+    batch, part = batch_of(rows_of("a", "b")), CallPart(b"whole", ((3, 2),))
+    calls = [ProduceKey(f"call {number}") for number in range(400) if slot(ProduceKey(f"call {number}"), OF) == 3]
+    group = ProduceKey("x", next(name for name in map(str, range(400)) if slot(ProduceKey("x", name), OF) == 3), 1)
+    parts = [ProduceKey(f"part {number}") for number in range(30)]
+    places = {key: here.machine.produce(batch, START, key) for key in [*calls, group]}
+    places |= {key: here.machine.produce_part(batch, START, key, part) for key in parts}
+    with pytest.raises(SluicewayError) as error:
+        here.machine.admission.give_keys([3], OF, 5, 0)
+    assert code(error) == "too_many_items"
+    given = [here.machine.admission.give_keys([3], OF, 5, 0, (number, pieces)) for number in range(pieces)]
+    assert sum(map(len, given)) == len(places)
+    for number in (0, *range(pieces), 7):
+        there.machine.admission.take_piece([3], OF, 5, given[number], (number, pieces))
+        there.reload()
+        assert there.machine.admission.refuses(calls[0]), "not all of the keys are there"
+    there.machine.admission.take_piece([3], OF, 4, {}, (0, 1))
+    there.machine.admission.take_keys([3], OF, 5, None)
+    there.machine.admission.take_piece([3], OF, 5, {}, (0, 1))
+    there.reload()
+    assert not there.machine.admission.refuses(calls[0])
+    for key in [*calls, group]:
+        assert there.machine.produce(batch, START, key) == places[key]._replace(repeated=True, partition=0)
+    for key in parts:
+        again = there.machine.produce_part(batch, START, key, part)
+        assert again == places[key]._replace(repeated=True, partition=0)
+    assert sorted(here.machine.keys.of_slots([3], OF, 0)) == sorted(there.machine.keys.of_slots([3], OF, 0)), "each is there once"
 
 
 def test_a_full_memory_does_not_hold_up_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,6 +295,29 @@ def test_more_keys_than_a_message_holds_go_in_several(monkeypatch: pytest.Monkey
     assert sum(each.kind == "keys" for each in world.rebalance.done) == 1
 
 
+@pytest.mark.parametrize("name", ["move", "move by key"])
+def test_more_keys_of_a_slot_than_a_message_holds_go_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the coordinator dies after any of them. `finish` checks that each key is remembered at its new home."""
+    monkeypatch.setattr(Partition, "most_bytes", 40)
+    backends, requested, affinities = PLANS[name]
+    alive = 0
+    while True:
+        world = filled(backends, by_key=name in BY_KEY)
+        for each in range(20, 60):
+            assert world.produce_keyed(f"keyed {each}", f"key {each}", world.record)
+        world.begin(requested, affinities, "natural")
+        first = world.elect()
+        for _ in range(alive):
+            world.step(first)
+        assert world.rebalance is not None
+        if not world.rebalance.is_open or world.rebalance.step == "drain":
+            break
+        world.finish(world.elect())
+        alive += 1
+    assert alive > 50
+    assert world.rebalance.slots_at_once == 1
+
+
 def test_homes_that_stay_and_homes_that_come_back_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some slots were handed over when it is cancelled, others not: what is asked again after a crash must be what was asked before it."""
     for after in range(14):

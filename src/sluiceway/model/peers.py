@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from sluiceway.contract.queue_stats import KeyObstacle
 from sluiceway.kernel.clock import Millis
@@ -148,13 +148,18 @@ class Shutted(NamedTuple):
         return self.ready + self.leased + self.scheduled + self.transferring
 
 
+KeyPiece = tuple[int, int]
+"""A piece of the keys of slots: its number, of so many into which their names divide them."""
+WHOLE: Final[KeyPiece] = (0, 1)
+
+
 @dataclass(slots=True)
 class GiveKeys:
     """Stop taking idempotency keys of these slots (of `of`), durably, and give their records. Answered by KeysGiven.
 
     `cursor` orders this among all GiveKeys and TakeKeys of the queue: one that is lower than the partition's last GiveKeys, or not higher
     than its last TakeKeys, is refused with `version_conflict`. A repetition gets the same answer. `too_many_items` if that would exceed
-    MAX_KEYS_BYTES; the slots are closed all the same, and can be asked for in smaller numbers.
+    MAX_KEYS_BYTES; the slots are closed all the same, and can be asked for in smaller numbers, and the keys of one slot in pieces.
     """
 
     partition: int
@@ -162,6 +167,7 @@ class GiveKeys:
     of: int
     cursor: int
     request_timeout: Millis
+    piece: KeyPiece = WHOLE
 
 
 class KeysGiven(NamedTuple):
@@ -177,6 +183,9 @@ class TakeKeys:
 
     `keys` None: the partition was their home and stays it, with its own memory. `waits`: hold back items with keys of these slots until
     ServeSlots. Ignored if the partition has given or taken a higher `cursor`, or has taken this one. Answered by the number of keys given.
+
+    With a `piece`, only the remembered keys of that piece are replaced, and the slots stay closed. When all pieces are there, the partition
+    becomes their home by a TakeKeys without `keys`.
     """
 
     partition: int
@@ -186,6 +195,7 @@ class TakeKeys:
     keys: dict[str, bytes] | None
     request_timeout: Millis
     waits: bool = False
+    piece: KeyPiece | None = None
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from sluiceway.core.partition.segment_log import SegmentLog
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
-from sluiceway.model.peers import Shutting
+from sluiceway.model.peers import WHOLE, KeyPiece, Shutting
 from sluiceway.model.requests import MOVE_GROUP, CallPart, ProduceKey
 
 SHUTTINGS: Final[tuple[Shutting, ...]] = ("open", "read_only", "sealed")
@@ -83,17 +83,20 @@ class Admission:
 
     # ---- keys -------------------------------------------------------------------------------------------------
 
-    def give_keys(self, slots: Iterable[int], of: int, cursor: int, partition: int) -> dict[str, bytes]:
-        """Stop taking keys of these slots and return their records, with `partition`, this one's number, filled in. Raises
+    def give_keys(self, slots: Iterable[int], of: int, cursor: int, partition: int, piece: KeyPiece = WHOLE) -> dict[str, bytes]:
+        """Stop taking keys of these slots and return their records in that piece, with `partition`, this one's number, filled in. Raises
         `version_conflict`; and `too_many_items`, although the slots are then closed."""
         header, chosen = self._log.header, frozenset(slots)
         if cursor < header.given_cursor or cursor <= header.taken_cursor:
             raise _outdated(cursor, max(header.given_cursor, header.taken_cursor))
         self._set_closed(self._bits(of) | _as_bits(chosen), of)
         header.given_cursor = cursor
-        given = self._keys.of_slots(chosen, of, partition)
-        if sum(len(name.encode()) + len(data) for name, data in given.items()) > MAX_KEYS_BYTES:
-            raise SluicewayError("too_many_items", f"the keys of {len(chosen)} slots are more than {MAX_KEYS_BYTES} bytes")
+        given, nbytes = dict[str, bytes](), 0
+        for name, data in self._keys.of_slots(chosen, of, partition, piece):
+            nbytes += len(name.encode()) + len(data)
+            if nbytes > MAX_KEYS_BYTES:
+                raise SluicewayError("too_many_items", f"the keys of {len(chosen)} slots are more than {MAX_KEYS_BYTES} bytes")
+            given[name] = data
         return given
 
     def take_keys(
@@ -111,6 +114,16 @@ class Admission:
             self._hold_back(self._held | taken, now)
         if keys is not None:
             self._keys.replace(chosen, of, keys, had_them=bool(closed & taken))
+
+    def take_piece(self, slots: Iterable[int], of: int, cursor: int, keys: Mapping[str, bytes], piece: KeyPiece) -> None:
+        """Replace the records of these slots in that piece by `keys`, before the slots are taken. Ignored as `take_keys` is."""
+        header, chosen = self._log.header, frozenset(slots)
+        if cursor <= header.taken_cursor or cursor < header.given_cursor:
+            return
+        # Closed until all are there. From now on pieces of earlier cursors, which may come late, are ignored.
+        self._set_closed(self._bits(of) | _as_bits(chosen), of)
+        header.given_cursor = cursor
+        self._keys.replace(chosen, of, keys, had_them=True, piece=piece)
 
     def serve_slots(self, slots: Iterable[int], cursor: int, now: Millis) -> None:
         """Serve items with keys of these slots from now on. Raises `version_conflict`."""

@@ -12,6 +12,7 @@ A partition remembers a key in one of three roles, each in records of its own (A
 from __future__ import annotations
 
 import heapq
+import zlib
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from sluiceway.core.partition.key_slots import slot_of_name
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_GROUP_KEYS, MAX_KEYS, PLACED_LONGER
+from sluiceway.model.peers import WHOLE, KeyPiece
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Duplicates, ProduceKey
 
 Role = Literal["", "t", "p"]
@@ -226,25 +228,26 @@ class KeyMemory:
 
     # ---- handover between partitions --------------------------------------------------------------------------
 
-    def of_slots(self, slots: Collection[int], of: int, partition: int) -> dict[str, bytes]:
-        """The records of these slots' keys, with `partition`, this one's number, filled in for others to read."""
-        given: dict[str, bytes] = {}
+    def of_slots(self, slots: Collection[int], of: int, partition: int, piece: KeyPiece = WHOLE) -> Iterator[tuple[str, bytes]]:
+        """The records of these slots' keys in that piece, with `partition`, this one's number, filled in for others to read. One by one:
+        all of them may be too many."""
         for name, record in self.records.items():
+            if not _is_in(name, piece):
+                continue
             if name.startswith(PART):
-                given |= _by_slot(name, record, slots, partition)
+                yield from _by_slot(name, record, slots, partition)
             elif _is_of(name, slots, of):
                 seen = {key: each if each.partition is not None else _in(each, partition) for key, each in record.seen.items()}
-                given[name] = pack(KeyRecord(seen, record.sequence, record.until))
-        return given
+                yield name, pack(KeyRecord(seen, record.sequence, record.until))
 
-    def replace(self, slots: Collection[int], of: int, given: Mapping[str, bytes], *, had_them: bool) -> None:
-        """Replace the records of these slots' keys by the given ones. Windows keep their original end. `had_them`: this partition was the
-        home of some of the slots before."""
-        for name in [name for name in self.records if _is_of(name, slots, of)]:
+    def replace(self, slots: Collection[int], of: int, given: Mapping[str, bytes], *, had_them: bool, piece: KeyPiece = WHOLE) -> None:
+        """Replace the records of these slots' keys in that piece by the given ones. Windows keep their original end. `had_them`: this
+        partition has known of keys of some of the slots before."""
+        for name in [name for name in self.records if _is_of(name, slots, of) and _is_in(name, piece)]:
             del self.records[name]
             self.touched[name] = None
         if had_them:
-            self._forget_parts(slots)
+            self._forget_parts(slots, piece)
         for name, data in given.items():
             if name.startswith(PART):
                 self._add_part(PART + name.partition("/")[2], unpack(data))
@@ -252,9 +255,9 @@ class KeyMemory:
                 self.load(name, data)
                 self.touched[name] = None
 
-    def _forget_parts(self, slots: Collection[int]) -> None:
-        """Forget what is known of rows of these slots."""
-        for name in [name for name in self.records if name.startswith(PART)]:
+    def _forget_parts(self, slots: Collection[int], piece: KeyPiece) -> None:
+        """Forget what is known in that piece of rows of these slots."""
+        for name in [name for name in self.records if name.startswith(PART) and _is_in(name, piece)]:
             record = self.records[name]
             kept = {key: _without_slots(seen, slots) for key, seen in record.seen.items()}
             if all(kept[key] is seen for key, seen in record.seen.items()):
@@ -333,6 +336,13 @@ def _is_of(name: str, slots: Collection[int], of: int) -> bool:
     return not name.startswith((f"g{MOVE_GROUP}", PLACED, PART)) and slot_of_name(name[1:], of) in slots
 
 
+def _is_in(name: str, piece: KeyPiece) -> bool:
+    """Whether the record of that name is in the piece."""
+    number, pieces = piece
+    # Those of a slot have the same rest of this checksum: its high bits divide them further.
+    return pieces == 1 or (zlib.crc32(name.encode()) >> 16) % pieces == number
+
+
 def _name(key: ProduceKey, role: Role = HOME) -> str:
     return role + (f"k{key.key}" if key.group is None else f"g{key.group}")
 
@@ -375,35 +385,34 @@ def places_of(seen: KeyResult | None) -> dict[int, SlotPlace]:
     return {} if seen is None else {place.slot: place for place in _split(seen)}
 
 
-def _split(seen: KeyResult) -> Iterator[SlotPlace]:
+def _split(seen: KeyResult, among: Collection[int] | None = None) -> Iterator[SlotPlace]:
+    """The rows of each slot; `among`: of those only."""
     for first, packed, partition, left_out in seen.parts:
         numbers, row = array("I", packed), 0
         duplicates: deque[tuple[int, int]] = deque(np.frombuffer(left_out, _DUPLICATE).tolist()) if left_out else deque()
         for slot, rows in zip(numbers[::2], numbers[1::2], strict=True):
-            here = []
+            here: list[tuple[int, int]] = []
             while duplicates and duplicates[0][0] < row + rows:
                 at, offset = duplicates.popleft()
                 here.append((at - row, offset))
-            place = SlotPlace(slot, first, rows, partition, tuple(here))
-            yield place
-            first, row = place.end, row + rows
+            if among is None or slot in among:
+                yield SlotPlace(slot, first, rows, partition, tuple(here))
+            first, row = first + rows - len(here), row + rows
 
 
 def _without_slots(seen: KeyResult, slots: Collection[int]) -> KeyResult:
-    places = list(_split(seen))
-    kept = [each for each in places if each.slot not in slots]
-    if len(kept) == len(places):
+    if next(_split(seen, slots), None) is None:
         return seen
+    kept = [each for each in _split(seen) if each.slot not in slots]
     parts = tuple(slot_rows(each.first_offset, ((each.slot, each.rows),), each.duplicates, each.partition) for each in kept)
     return msgspec.structs.replace(seen, count=sum(each.rows for each in kept), parts=parts)
 
 
-def _by_slot(name: str, record: KeyRecord, slots: Collection[int], partition: int) -> dict[str, bytes]:
+def _by_slot(name: str, record: KeyRecord, slots: Collection[int], partition: int) -> Iterator[tuple[str, bytes]]:
     """The record of a part for each of these slots that it has rows of, by the name under which it is given."""
     found: dict[int, dict[str, KeyResult]] = {}
     for key, seen in record.seen.items():
-        for slot, first, rows, there, duplicates in _split(seen):
-            if slot in slots:
-                part = slot_rows(first, ((slot, rows),), duplicates, partition if there is None else there)
-                found.setdefault(slot, {})[key] = KeyResult(seen.digest, seen.first_offset, rows, seen.partition, parts=(part,))
-    return {f"{PART}{slot}/{name[1:]}": pack(KeyRecord(keys, record.sequence, record.until)) for slot, keys in found.items()}
+        for slot, first, rows, there, duplicates in _split(seen, slots):
+            part = slot_rows(first, ((slot, rows),), duplicates, partition if there is None else there)
+            found.setdefault(slot, {})[key] = KeyResult(seen.digest, seen.first_offset, rows, seen.partition, parts=(part,))
+    return ((f"{PART}{slot}/{name[1:]}", pack(KeyRecord(keys, record.sequence, record.until))) for slot, keys in found.items())

@@ -546,7 +546,10 @@ class PartitionExecutor:
             partition.admission.shut(work.shutting, work.cursor)
             return self._shutted()
         if isinstance(work, GiveKeys):
-            return KeysGiven(self.number, partition.admission.give_keys(work.slots, work.of, work.cursor, self.number))
+            return KeysGiven(self.number, partition.admission.give_keys(work.slots, work.of, work.cursor, self.number, work.piece))
+        if isinstance(work, TakeKeys) and work.piece is not None:
+            partition.admission.take_piece(work.slots, work.of, work.cursor, work.keys or {}, work.piece)
+            return KeysTaken(self.number, len(work.keys or ()))
         if isinstance(work, TakeKeys):
             partition.admission.take_keys(work.slots, work.of, work.cursor, work.keys, now, waits=work.waits)
             return KeysTaken(self.number, len(work.keys or ()))

@@ -50,6 +50,8 @@ MOVE_ITEMS = 2_000
 SOON: Millis = 20
 LATE: Millis = 1_000
 """Delay before a drain is checked again: SOON after a change, then doubled each time up to LATE."""
+MAX_PIECES = 4_096
+"""Into how many pieces a slot's keys are divided at most: enough for all keys that a partition can remember."""
 MAX_COUNTED = 1_000
 """A drain with more items than this that leaves them to consumers is checked again after LATE."""
 
@@ -98,6 +100,9 @@ class StepReplies:
     """Items that have arrived at their targets."""
     too_many: bool = False
     """A former home holds more keys than fit into one answer."""
+    piece: int = 0
+    pieces: int = 1
+    """The next piece of a slot's keys, and into how many they are divided, since one answer does not hold them."""
     served: dict[int, set[int]] = field(default_factory=dict)
     """Slots that their new homes serve, by home."""
     waiting: dict[int, int] = field(default_factory=dict)
@@ -109,9 +114,13 @@ class StepReplies:
         if isinstance(request, Shut):
             self._hear_shut(request, answer)
         elif isinstance(request, GiveKeys):
-            self.given[request.partition] = answer
+            if request.piece == (self.piece, self.pieces):
+                self.given[request.partition] = answer
         elif isinstance(request, TakeKeys):
-            self.taken.add(request.partition)
+            if request.piece is None:
+                self.taken.add(request.partition)
+            elif request.piece == (self.piece, self.pieces):
+                self.piece, self.given = self.piece + 1, {}
         elif isinstance(request, ServeSlots):
             self.served.setdefault(request.partition, set()).update(request.slots)
         elif isinstance(request, HandOverKeys):
@@ -121,8 +130,9 @@ class StepReplies:
 
     def refuse(self, ask: AskFor, error: SluicewayError) -> bool:
         """Return whether the machine handles that error itself; otherwise the request is to be repeated."""
-        if isinstance(ask.request, GiveKeys) and error.code == "too_many_items" and len(ask.request.slots) > 1:
+        if isinstance(ask.request, GiveKeys) and error.code == "too_many_items" and self.pieces < MAX_PIECES:
             self.too_many = True
+            self.piece, self.pieces, self.given = 0, 2 * self.pieces, {}
             return True
         return False
 
@@ -307,7 +317,7 @@ def _is_open(heard: StepReplies, number: int) -> bool:
 
 def _keys(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, now: Millis, by: str) -> Change | None:
     slots = _slots_now(rebalance, record)
-    if heard.too_many or _are_too_many(rebalance, slots, heard):
+    if len(slots) > 1 and (heard.too_many or _are_too_many(rebalance, slots, heard)):
         fewer = msgspec.structs.replace(rebalance, slots_at_once=-(-len(slots) // 2), updated_at=now)
         # Under a new cursor: a home whose answer to the full set was lost must not take the half for a repetition.
         return Change(msgspec.structs.replace(record, cursor=record.cursor + 1, updated_at=now), fewer)
@@ -426,6 +436,8 @@ def _ask_keys(rebalance: Rebalance, record: QueueRecord, heard: StepReplies) -> 
             for taker, places in _by_home(rebalance.slots, slots).items()
             if taker not in heard.taken
         ]
+    if len(slots) == 1 and heard.pieces > 1:
+        return _ask_pieces(rebalance, record, heard, slots)
     give = [
         AskFor(giver, GiveKeys(giver, places, of, record.cursor, ASK_TIMEOUT))
         for giver, places in _by_home(rebalance.homes, slots).items()
@@ -439,6 +451,18 @@ def _ask_keys(rebalance: Rebalance, record: QueueRecord, heard: StepReplies) -> 
         for taker, places in _by_home(rebalance.slots, slots).items()
         if taker not in heard.taken
     ]
+
+
+def _ask_pieces(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, slots: tuple[int, ...]) -> list[AskFor]:
+    """Hand over the keys of a single slot piece by piece, then the slot. Who begins again replaces what is there already."""
+    of, cursor, piece = len(rebalance.slots), record.cursor, (heard.piece, heard.pieces)
+    giver, taker = rebalance.homes[slots[0]], rebalance.slots[slots[0]]
+    if heard.piece == heard.pieces:
+        last = TakeKeys(taker, slots, of, cursor, None, ASK_TIMEOUT, waits=rebalance.plan.by_key)
+        return [] if taker in heard.taken else [AskFor(taker, last)]
+    if giver not in heard.given:
+        return [AskFor(giver, GiveKeys(giver, slots, of, cursor, ASK_TIMEOUT, piece))]
+    return [AskFor(taker, TakeKeys(taker, slots, of, cursor, heard.given[giver].keys, ASK_TIMEOUT, piece=piece))]
 
 
 def _by_home(homes: Sequence[int], slots: Sequence[int]) -> dict[int, tuple[int, ...]]:
