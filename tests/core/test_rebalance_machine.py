@@ -16,7 +16,7 @@ from sluiceway.core.rebalance.steps import AskFor
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import MoveOut, ServeSlots, Shut
-from sluiceway.model.queue import MOVING
+from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Rebalance
 from tests.core.rebalance_world import Coordinator, Partition, World, small_queue, with_state
 
@@ -316,6 +316,21 @@ def test_more_keys_of_a_slot_than_a_message_holds_go_in_pieces(name: str, monkey
         alive += 1
     assert alive > 50
     assert world.rebalance.slots_at_once == 1
+
+
+def test_a_commit_removes_no_more_than_it_can_hold() -> None:
+    """Although all are sealed by then, as after a time in which the meta store did not answer."""
+    many = 4 * machine.MAX_REMOVED + 50
+    world = World(QueueRecord("orders", "aaaaaaaa", 0, 0, tuple(PartitionRecord(number, "a") for number in range(many))))
+    world.begin(1, {"a": 1}, "natural")
+    coordinator = world.elect()
+    sizes = []
+    while world.rebalance is not None and world.rebalance.is_open:
+        before = len(world.record.partitions)
+        assert world.step(coordinator)
+        sizes.append(before - len(world.record.partitions))
+    assert [size for size in sizes if size > 0] == [machine.MAX_REMOVED] * 4 + [49]
+    assert len(world.record.partitions) == 1
 
 
 def test_homes_that_stay_and_homes_that_come_back_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,8 @@ LATE: Millis = 1_000
 """Delay before a drain is checked again: SOON after a change, then doubled each time up to LATE."""
 MAX_PIECES = 4_096
 """Into how many pieces a slot's keys are divided at most: enough for all keys that a partition can remember."""
+MAX_REMOVED = 100
+"""Partitions that one commit removes: each is a key of its own, or two, and a commit of the meta store takes 1,000."""
 MAX_COUNTED = 1_000
 """A drain with more items than this that leaves them to consumers is checked again after LATE."""
 
@@ -377,6 +379,8 @@ def _drained(rebalance: Rebalance, record: QueueRecord, heard: StepReplies, now:
     sealed = [each for each in left if each.partition in heard.shut and heard.shut[each.partition].shutting == "sealed"]
     if left and not sealed:
         return None
+    # While the meta store does not answer, all of them may be sealed.
+    sealed = sealed[:MAX_REMOVED]
     after = progress(rebalance, heard)
     if len(sealed) == len(left) and _is_served(rebalance, heard):
         after = msgspec.structs.replace(after, step="finish")
