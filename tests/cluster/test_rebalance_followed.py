@@ -73,7 +73,7 @@ async def test_data_of_a_removed_partition_that_nobody_drops_is_dropped_by_the_c
     async with in_memory(tmp_path, "a") as service:
         record = await service.create_queue(spec("q", 1))
         gone = PartitionRecord(7, "a")
-        key = dropping_key(record.incarnation, gone)
+        key = dropping_key(record.incarnation, [gone])
         await service.meta.commit(puts={key: msgspec.json.encode((gone,))})
         service._rebalancing.coordinator.poke()
         async with asyncio.timeout(PATIENCE):

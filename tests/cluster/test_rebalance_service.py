@@ -13,11 +13,12 @@ import pytest
 
 from sluiceway.adapters import system
 from sluiceway.cluster import coordinator, rebalance_records, rebalance_run
-from sluiceway.cluster.queue_changes import incarnation_of
+from sluiceway.cluster.queue_changes import DROPPING, incarnation_of
 from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.rebalance import steps as machine
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_PARTITIONS
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.requests import QueuePatch
 from sluiceway.ports.meta_store import MetaUnknownError
@@ -148,6 +149,23 @@ async def test_the_coordinator_may_die_at_every_action(tmp_path: Path, partition
             if not doom.dead.is_set():
                 break
     assert died > 20
+
+
+@driven
+async def test_as_many_new_partitions_as_a_queue_may_have_can_be_cancelled(tmp_path: Path) -> None:
+    """Their backend may be away, so that the rebalance can neither go on nor stay."""
+    async with in_memory(tmp_path, "a") as service:
+        await service.create_queue(spec("q", 1))
+        before = service.queue("q")
+        doom = Doom(service, 1)
+        asked = await begun(service, "q", MAX_PARTITIONS)
+        await doom.dead.wait()
+        await doom.bury()
+        assert (await service.cancel_rebalance(asked.id, BY)).state == "cancelled"
+        assert service.queue("q").partitions == before.partitions
+        async with asyncio.timeout(PATIENCE):
+            while (await service.meta.read(prefixes=[DROPPING])).entries:  # noqa: ASYNC110 - what is waited for has no event to await
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("at", range(1, 60, 3))

@@ -124,8 +124,9 @@ class RebalanceRecords:
             checks[COORDINATOR] = held
         writes.checks |= checks
         puts = {(OPEN if rebalance.is_open else ENDED) + rebalance.id: encode_rebalance(rebalance), **dict(entries)}
-        for each in change.removed:
-            puts[dropping_key(rebalance.incarnation, each)] = msgspec.json.encode((each,))
+        if change.removed:
+            # One note of all: a commit takes no more keys than a queue may have partitions.
+            puts[dropping_key(rebalance.incarnation, change.removed)] = msgspec.json.encode(change.removed)
         if not rebalance.is_open and before is not None:
             writes.deletes.append(OPEN + rebalance.id)
         try:
@@ -176,9 +177,9 @@ class RebalanceRecords:
             log.warning("old rebalances were not removed, will retry: %s", error)
 
 
-def dropping_key(incarnation: str, each: PartitionRecord) -> str:
-    """Key of the note that the data of a removed partition is to be removed."""
-    return f"{DROPPING}{incarnation}/{each.partition}"
+def dropping_key(incarnation: str, removed: Sequence[PartitionRecord]) -> str:
+    """Key of the note that the data of partitions that were removed together is to be removed."""
+    return f"{DROPPING}{incarnation}/{removed[0].partition}"
 
 
 def cause(rebalance: Rebalance) -> dict[str, Any]:

@@ -195,8 +195,8 @@ class Run:
             if decided.record.cursor != cursor:
                 await self._forget()
             await self._parts.shares.tell(stamp)
-        for each in decided.removed:
-            self._parts.drop(dropping_key(self.rebalance.incarnation, each), (each,))
+        if decided.removed:
+            self._parts.drop(dropping_key(self.rebalance.incarnation, decided.removed), decided.removed)
         return True
 
     def _decided(self, record: QueueRecord | None) -> Change | None:

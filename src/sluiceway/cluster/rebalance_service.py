@@ -199,8 +199,8 @@ class Rebalancing:
         self.coordinator.poke()
         if back.record is not None:
             await self._shares.tell(stamp)
-        for each in back.removed:
-            self.coordinator.drop(dropping_key(back.rebalance.incarnation, each), (each,))
+        if back.removed:
+            self.coordinator.drop(dropping_key(back.rebalance.incarnation, back.removed), back.removed)
         return back.rebalance
 
 
