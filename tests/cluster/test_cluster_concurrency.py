@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from sluiceway.adapters import system
+from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.contract.queue_settings import Rate
-from sluiceway.core.queue.queue_slots import SlotRecord
+from sluiceway.core.group.group_records import Token
+from sluiceway.core.queue.queue_slots import QueueSlots, Share, SlotRecord
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.local.slot_quotas import SLOTS
+from sluiceway.local.queue_catalog import QUEUE
+from sluiceway.local.slot_quotas import SLOTS, SlotQuotas
+from sluiceway.model.meta import View
+from sluiceway.model.queue import PartitionRecord, QueueRecord, encode_queue
 from sluiceway.model.requests import DONE, Lease, Leased, QueuePatch, QueueSpec, Selection, Settle
 from sluiceway.ports.meta_store import MetaUnknownError
 from tests.cluster.cluster_rig import MORTAL, Cluster, cluster, put, shares
@@ -262,6 +269,43 @@ def test_a_change_whose_answer_was_lost(tmp_path: Path, landed: bool) -> None:
             assert lost
             for each in services:
                 assert not (await lease(each, 5, 300)).leases
+
+    asyncio.run(scenario())
+
+
+def test_what_was_read_before_the_limit_was_lowered_gives_nothing() -> None:
+    """The instance hears of the lower limit while its look at the record is on its way."""
+
+    async def scenario() -> None:
+        token, slots, late = Token(1, 1), QueueSlots(10), 2
+        queue = QueueRecord("q", "aaaaaaaa", 0, 0, (PartitionRecord(0, "a"),), concurrency=10)
+        meta = MemoryMetaStore()
+
+        class Late(MemoryMetaStore):
+            async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
+                nonlocal queue, late
+                view = await meta.read(keys, prefixes)
+                late -= 1
+                if not late:
+                    queue = msgspec.structs.replace(queue, concurrency=5, version=queue.version + 1)
+                    await meta.commit(puts=written(queue, 5))
+                    slots.follow(5)
+                return view
+
+            async def commit(self, *args: Any, **fields: Any) -> int:
+                return await meta.commit(*args, **fields)
+
+        def written(queue: QueueRecord, limit: int) -> dict[str, bytes]:
+            slots = SlotRecord(limit, shares={0: Share(token, 10)})
+            return {QUEUE + "q": encode_queue(queue), SLOTS + queue.incarnation: msgspec.json.encode(slots)}
+
+        await meta.commit(puts=written(queue, 10))
+        quotas = SlotQuotas(Late(), "q", queue.incarnation)
+        for limit in (10, 5):
+            slots.note(0, True, 0, 20, system.now())
+            assert slots.wish(system.now())
+            await quotas.adjust(slots, lambda: queue, lambda: {0: token})
+            assert slots.quota(0) == limit
 
     asyncio.run(scenario())
 

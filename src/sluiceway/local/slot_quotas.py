@@ -39,7 +39,7 @@ class SlotQuotas:
         """Look at the record, change it if need be, durably, and report to `slots`."""
         try:
             for _ in range(MAX_TRIES):
-                if await self._adjust(slots, record(), tokens):
+                if await self._adjust(slots, record, tokens):
                     return
         except MetaUnknownError as error:
             self._is_unsure = True
@@ -48,19 +48,23 @@ class SlotQuotas:
             log.info("the quotas of a queue could not be read, will retry: %s", error)
         slots.failed(system.now())
 
-    async def _adjust(self, slots: QueueSlots, record: QueueRecord, tokens: Callable[[], Mapping[int, Token]]) -> bool:
-        """Returns whether it was done; not if another instance was first."""
+    async def _adjust(self, slots: QueueSlots, record: Callable[[], QueueRecord], tokens: Callable[[], Mapping[int, Token]]) -> bool:
+        """Returns whether it was done; not if another instance was first, or what was read is older than what this one has heard."""
+        known_record = record()
         view = await self._meta.read([self._key, self._queue])
         entry = view.entries.get(self._key)
+        queue = view.entries.get(self._queue)
+        there = None if queue is None else decode_queue(queue.value)
+        if there is not None and there.incarnation == self._incarnation and there.version < record().version:
+            # Its quotas may be those of a higher limit, which has just been lowered.
+            return False
         checks: dict[str, Stamp | None] = {self._key: None if entry is None else entry.stamp}
         before = SlotRecord(0) if entry is None else msgspec.json.decode(entry.value, type=SlotRecord)
-        if entry is None and (queue := view.entries.get(self._queue)) is not None:
-            there = decode_queue(queue.value)
-            if there.incarnation == self._incarnation and there.concurrency:
-                # The queue comes from elsewhere, as in an adoption: what its partitions have leased is not known.
-                before, checks[self._queue] = new_record(there), queue.stamp
+        if entry is None and queue is not None and there is not None and there.incarnation == self._incarnation and there.concurrency:
+            # The queue comes from elsewhere, as in an adoption: what its partitions have leased is not known.
+            before, checks[self._queue] = new_record(there), queue.stamp
         known = before.shares.keys() | set(before.unclaimed)
-        gone = {number for number in known if number < record.given and record.partition(number) is None}
+        gone = {number for number in known if number < known_record.given and known_record.partition(number) is None}
         decided = decide(before, slots.held(tokens(), system.now()), gone, system.now())
         slots.begin(before, decided, tokens())
         if before.limit and (self._is_unsure or entry is None or decided.record != before):
