@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from sluiceway.adapters import system
 from sluiceway.cluster import coordinator, rebalance_records, rebalance_run
 from sluiceway.cluster.queue_changes import DROPPING, incarnation_of
 from sluiceway.contract.rebalances import DrainMode
+from sluiceway.core.partition import admission
 from sluiceway.core.rebalance import steps as machine
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_PARTITIONS
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.backends import SqliteBackend
-from sluiceway.model.requests import QueuePatch
+from sluiceway.model.items import batch_from_rows
+from sluiceway.model.requests import Produce, ProduceKey, QueuePatch
 from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
@@ -605,3 +609,31 @@ async def test_nothing_is_read_or_written_while_nothing_is_open(tmp_path: Path) 
         await asyncio.sleep(0.3)
         assert reads == 0
         assert (await read()).stamp == stamp
+
+
+@driven
+async def test_keys_go_with_each_of_their_slots_though_no_commit_is_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the next slots are asked for anew: what was heard of the first ones is no answer."""
+    for module in (admission, machine):
+        monkeypatch.setattr(module, "MAX_KEYS_BYTES", 1_000)
+    async with in_memory(tmp_path, "a", "b") as service:
+        await service.create_queue(spec("q", 1))
+        call = Produce(batch_from_rows([{"payload": b"x"}]), 20_000)
+        first = [await service.produce("q", replace(call, key=ProduceKey(f"k{number}"))) for number in range(30)]
+        commit, unconfirmed = service.meta.commit, 0
+
+        async def landing(checks: Any = None, unchanged: Any = None, puts: Any = None, *args: Any, **fields: Any) -> int:
+            nonlocal unconfirmed
+            stamp = await commit(checks, unchanged, puts, *args, **fields)
+            if rebalance_records.COORDINATOR in (checks or {}) and QUEUE + "q" in (puts or {}):
+                unconfirmed += 1
+                raise MetaUnknownError("no answer")
+            return stamp
+
+        monkeypatch.setattr(service.meta, "commit", landing)
+        affinities(service, a=0, b=1)
+        asked = await begun(service, "q", 1)
+        await at_step(service, asked.id, "drain")
+        assert unconfirmed > 4
+        again = [await service.produce("q", replace(call, key=ProduceKey(f"k{number}"))) for number in range(30)]
+        assert again == [each._replace(deduplicated=True) for each in first]

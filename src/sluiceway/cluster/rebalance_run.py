@@ -70,6 +70,8 @@ class Run:
         self._held = held
         self._name = name
         self._heard = StepReplies()
+        self._cursor: int | None = None
+        """The queue's, under which the answers were heard."""
         self._asked: dict[int, asyncio.Task[None]] = {}
         self._counting: asyncio.Task[None] | None = None
         self._counted_at: Millis = -COUNT_EVERY
@@ -146,7 +148,10 @@ class Run:
     async def _take(self, stored: Stored) -> None:
         """Adopt the record. Answers heard in another step, or under another cursor, no longer count."""
         before, self._stored = self._stored, stored
-        if _phase(before.rebalance) != _phase(stored.rebalance):
+        # The queue's cursor has risen without a new step where some of the slots were handed over, by a commit that was not confirmed.
+        record, cursor = self._record(), self._cursor
+        self._cursor = None if record is None else record.cursor
+        if _phase(before.rebalance) != _phase(stored.rebalance) or self._cursor != cursor:
             await self._forget()
 
     async def _forget(self) -> None:
@@ -165,12 +170,12 @@ class Run:
         if self._record() is not None and self._decided(self._record()) is None:
             return False
 
-        async def change() -> tuple[Change, QueueRecord | None, Stamp] | None:
+        async def change() -> tuple[Change, Stamp] | None:
             record = self._record()
             decided = None if self._poked else self._decided(record)
             if decided is None:
                 return None
-            return decided, record, await self._write(decided, record)
+            return decided, await self._write(decided, record)
 
         async with self._parts.changes.lock:
             try:
@@ -185,15 +190,12 @@ class Run:
                 raise
         if done is None:
             return True
-        decided, record, stamp = done
+        decided, stamp = done
         log.info("rebalance %s of queue %s: %s", self.rebalance.id, self.rebalance.queue_name, _words(decided, self.rebalance))
-        cursor = 0 if record is None else record.cursor
         # More items may have arrived while the commit was in flight.
         self._heard.moved -= min(self._heard.moved, decided.rebalance.moved - self.rebalance.moved)
         await self._take(Stored(decided.rebalance, stamp))
         if decided.record is not None:
-            if decided.record.cursor != cursor:
-                await self._forget()
             await self._parts.shares.tell(stamp)
         if decided.removed:
             self._parts.drop(dropping_key(self.rebalance.incarnation, decided.removed), decided.removed)
