@@ -265,7 +265,7 @@ def test_who_waits_for_an_instance_that_answers_nothing_gets_its_items_where_the
             owner, consumer = made.owner("q", 0), without(made, "q", 0)
             gate = made.wires.on_ask = Gate(only=leases)
             await put(a, "q", 0, "x")
-            work = asyncio.create_task(lease(consumer, "q", timeout=10_000 * PATIENCE))
+            work = asyncio.create_task(lease(consumer, "q", timeout=int(10_000 * PATIENCE)))
             await gate.reached.wait()
             await made.leave(made.name(owner))
             async with asyncio.timeout(PATIENCE):

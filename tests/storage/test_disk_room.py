@@ -140,7 +140,7 @@ async def test_no_unexpected_error_ends_the_watch_of_the_disks(tmp_path: Path, m
     disk = Disk(monkeypatch)
     disk.left = 5 * MB
     monkeypatch.setattr(service.room, "look", failing)
-    await eventually(service.problems)
+    await eventually(lambda: bool(service.problems()))
     await service.stop()
 
 
