@@ -220,6 +220,16 @@ def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
         assert f"(process {first}) was killed by SIGKILL; restarting it in 100ms" in err
 
 
+def test_a_worker_that_is_started_again_has_the_server_s_time(tmp_path: Path) -> None:
+    """The machine's clock has jumped by an hour since the server started: its own goes on as before, in each of its workers."""
+    with family(tmp_path / "x", 2, "tells the time") as made:
+        assert made.line() == "ready"
+        (first, *_) = made.living()
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: len(made.pids()) == 3 and len(made.living()) == 2 and all(map(made.noted, made.living())))
+        assert all(3_590_000 < int(made.noted(pid)) < 3_610_000 for pid in made.pids())
+
+
 @pytest.mark.slow
 def test_a_worker_that_stands_still_is_killed_and_started_again(tmp_path: Path) -> None:
     with family(tmp_path / "pids", 2, "watched") as server:

@@ -13,14 +13,19 @@ import select
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
+from sluiceway.adapters import system
+from sluiceway.kernel.clock import Clock
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server import workers as module
 from sluiceway.server.worker import end_with_parent, say
 from sluiceway.server.workers import Said, Supervisor
 
 SHUTDOWN_TIMEOUT = 60_000
+HOUR = 3_600_000_000_000
+"""In nanoseconds."""
 
 
 def parent(folder: Path, count: int, behaviour: str) -> None:
@@ -31,6 +36,9 @@ def parent(folder: Path, count: int, behaviour: str) -> None:
         module.MAX_MISSED = 3
     if behaviour == "stuck":
         module.KILL_AFTER = 0
+    if behaviour == "tells the time":
+        # An hour before the machine's clock jumped, which is an hour ahead now.
+        system.follow(Clock(time.time_ns() - HOUR, time.clock_gettime_ns(system._STEADY or time.CLOCK_MONOTONIC)))
     supervisor = Supervisor(count, order, [sock], 0 if behaviour == "stuck" else SHUTDOWN_TIMEOUT, [sys.executable, __file__])
     try:
         asyncio.run(supervisor.run(lambda: print("ready", flush=True)))
@@ -42,6 +50,7 @@ def parent(folder: Path, count: int, behaviour: str) -> None:
 
 def worker() -> None:
     folder, behaviour = pickle.load(sys.stdin.buffer)
+    system.follow(pickle.load(sys.stdin.buffer))
     me = Path(folder) / str(os.getpid())
     came, told = os.pipe()
     os.set_blocking(told, False)
@@ -50,7 +59,7 @@ def worker() -> None:
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     end_with_parent(SHUTDOWN_TIMEOUT)
-    me.touch()
+    me.write_text(str(system.clock_ahead()) if behaviour == "tells the time" else "")
     if behaviour == "refuses":
         say(Said(code="unavailable", detail="the disk is on fire", field="data"))
         sys.exit(1)
@@ -64,7 +73,8 @@ def worker() -> None:
         if not select.select([came], [], [], module.BEAT / 1_000)[0]:
             os.write(1, b"\n")
         elif os.read(came, 1)[0] == signal.SIGHUP:
-            me.write_text("reload")
+            if behaviour != "tells the time":
+                me.write_text("reload")
         elif behaviour != "stuck":
             sys.exit(0)
 

@@ -8,6 +8,7 @@ import logging
 import secrets
 import threading
 import time
+from copy import copy
 
 from sluiceway.kernel.clock import Clock, Millis, format_duration
 from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
@@ -50,6 +51,15 @@ class _Clock:
             _tell(after)
         return found
 
+    def copy(self) -> Clock:
+        self.now()
+        with self._mutex:
+            return copy(self._clock)
+
+    def follow(self, clock: Clock) -> None:
+        with self._mutex:
+            self._clock, self._last = clock, (0, 0)
+
     @property
     def ahead(self) -> Millis:
         return self._clock.ahead
@@ -84,6 +94,16 @@ _chance = secrets.SystemRandom()
 def now() -> Millis:
     """Milliseconds since the Unix epoch, by `kernel.clock.Clock`: never goes back, and follows no jump of the wall clock. Thread-safe."""
     return _clock.now() + _ahead.millis
+
+
+def clock() -> Clock:
+    """A copy of the clock behind `now`, for another process of this machine."""
+    return _clock.copy()
+
+
+def follow(clock: Clock) -> None:
+    """Have the time of another process of this machine from now on."""
+    _clock.follow(clock)
 
 
 def clock_jump() -> Millis:

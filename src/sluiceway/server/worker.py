@@ -12,6 +12,7 @@ import threading
 
 import msgspec
 
+from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.run import serve_worker
@@ -53,9 +54,10 @@ def serves(url: str) -> None:
 
 
 def main() -> None:
-    """Read the order from standard input, and serve."""
-    # The order comes from the supervisor, which has started this process; no other process can write there.
+    """Read the order and the server's time from standard input, and serve."""
+    # They come from the supervisor, which has started this process; no other process can write there.
     order: WorkerOrder = pickle.load(sys.stdin.buffer)
+    system.follow(pickle.load(sys.stdin.buffer))
     end_with_parent(order.loaded.configuration.server.shutdown_timeout)
     try:
         serve_worker(order, serves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import pickle
 import signal
 import socket
 import sys
@@ -68,8 +69,9 @@ def next_delay(before: Millis, served: Millis) -> Millis:
 
 
 class Supervisor:
-    """Parent of `workers` processes. Each runs `command`, inherits the bound `socks` and the `files`, and reads the `order` from its
-    standard input, which stays open as long as the parent lives. Used once, in the main thread.
+    """Parent of `workers` processes. Each runs `command` and inherits the bound `socks` and the `files`. From its standard input, which
+    stays open as long as the parent lives, it reads the `order`, and a pickled `Clock` with the server's time. Used once, in the main
+    thread.
     """
 
     def __init__(
@@ -194,7 +196,8 @@ class Supervisor:
         # In its own session it does not get the terminal's signals, which the parent passes on.
         child = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, pass_fds=fds, start_new_session=True)
         assert child.stdin is not None
-        child.stdin.write(self._order)
+        # With the server's time: a worker that starts while the machine's clock is wrong has the same as the others.
+        child.stdin.write(self._order + pickle.dumps(system.clock()))
         self._children[number] = child
         if self._stopping.is_set():
             _send(child, signal.SIGTERM)
@@ -227,6 +230,8 @@ async def _watch(number: int, child: Process) -> None:
     missed = 0
     # Counts beats, not time: while this process is frozen itself, none are missed.
     while missed < MAX_MISSED:
+        # Reads the clock, which hears of a jump when the workers do, and so follows it when they do.
+        system.now()
         try:
             async with asyncio.timeout(BEAT / 1_000):
                 if not await child.stdout.read(_SOME):
