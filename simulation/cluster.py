@@ -129,11 +129,15 @@ class ClusterWorld:
             stack.enter_context(self.vault.noting_cycles())
             if self.seed % 4:
                 stack.enter_context(planted(_scattered(self.random)))
-            for rule in LARGE if self.seed % 3 == 2 else ():
+            for rule in self._rules():
                 stack.enter_context(planted(rule))
             stack.callback(self.loop.close)
             self.loop.after_step = self._look
             self.loop.run_until_complete(self._history())
+
+    def _rules(self) -> list[Bug]:
+        """Limits that are other ones in this history."""
+        return LARGE if self.seed % 3 == 2 else []
 
     def note(self, *parts: object) -> None:
         if self.log is not None:

@@ -27,6 +27,7 @@ from simulation.cluster_store import Vault
 from simulation.cluster_weather import Weather
 from simulation.item_history import Cycle
 from simulation.network_link import NotSentError
+from simulation.planting import Bug
 from simulation.promises import check
 from simulation.scene import Scene
 from simulation.store import Store
@@ -34,6 +35,8 @@ from simulation.world import EventLog
 from sluiceway.cluster.ownership import item_of
 from sluiceway.cluster.rebalance_records import OPEN
 from sluiceway.contract.rebalances import DrainMode
+from sluiceway.core.partition import admission
+from sluiceway.core.rebalance import steps
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.queue_catalog import QUEUE
@@ -52,6 +55,12 @@ BURST = 16
 AFFINITIES = [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (1.0, 0.3)]
 DECLINED = ("rebalance_open", "nothing_to_rebalance", "invalid_request", "plan_changed", "not_cancellable", "rebalance_not_found")
 MAYBE = ("unavailable", "partition_damaged", "outcome_unknown", "version_conflict", "queue_not_found")
+
+
+SMALL_MESSAGES = [
+    Bug("few keys", "The keys of some slots need several messages.", module, "MAX_KEYS_BYTES", lambda _most: 600)
+    for module in (admission, steps)
+]
 
 
 class _Removed:
@@ -103,6 +112,9 @@ class RebalanceWorld(ClusterWorld):
         self.scheduled = pick([0.1, 0.4, 0.9])
         """Share of produced items that are due later."""
         self.resting = False
+
+    def _rules(self) -> list[Bug]:
+        return super()._rules() + (SMALL_MESSAGES if self.seed % 5 == 4 else [])
 
     # ---- the script -------------------------------------------------------------------------------------------
 

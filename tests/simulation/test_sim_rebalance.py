@@ -50,18 +50,12 @@ KNOWN = {
     "obeys_who_is_coordinator_no_more": 27,
     "names_a_home_that_knows_nothing": 0,
     "gives_numbers_again": 1,
-    "notes_no_answer_that_it_knows": 20013,
+    "notes_no_answer_that_it_knows": 14,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 
 
-LONG = ("notes_no_answer_that_it_knows",)
-"""Bugs whose history takes long."""
-
-
-@pytest.mark.parametrize(
-    "bug", [pytest.param(bug, marks=pytest.mark.slow if bug.name in LONG else ()) for bug in bugs_rebalance.BUGS], ids=lambda bug: bug.name
-)
+@pytest.mark.parametrize("bug", bugs_rebalance.BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     found(bug, KNOWN)
 
