@@ -354,8 +354,8 @@ async def test_moves_that_are_asked_for_again_and_again_do_not_pile_up(tmp_path:
             return Outcome.REFUSED if ref.partition == 1 else None
 
         store.on_apply = fails
-        assert await move(service, "q", 0, 1, 1, 50) == (1, 0)
-        assert [await move(service, "q", 0, 1, 1, 50) for _ in range(3)] == [(0, 0)] * 3
+        assert await move(service, "q", 0, 1, 1, 300) == (1, 0)
+        assert [await move(service, "q", 0, 1, 1, 300) for _ in range(3)] == [(0, 0)] * 3
         assert has(service.stats("q"))[0] == (2, 0, 1)
         store.on_apply = fine
         assert await move(service, "q", 0, 1) == (2, 2)

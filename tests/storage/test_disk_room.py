@@ -23,6 +23,8 @@ from tests.instance.instance_rig import eventually, rows, settle, spec
 from tests.server.server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 
 MB = 1 << 20
+SOON = 60_000
+"""Until when a call has to be done, in milliseconds."""
 
 
 class Asked(NamedTuple):
@@ -145,7 +147,7 @@ async def test_no_unexpected_error_ends_the_watch_of_the_disks(tmp_path: Path, m
 
 
 def produce(nbytes: int, partition: int | None = None) -> Produce:
-    return Produce(rows("x" * nbytes), 5_000, partition=partition)
+    return Produce(rows("x" * nbytes), SOON, partition=partition)
 
 
 async def refused(service: Service, request: Produce) -> str:
@@ -162,7 +164,7 @@ async def test_what_frees_room_goes_on_when_nothing_may_be_added(tmp_path: Path,
     await service.create_queue(spec("q", 2))
     for _ in range(4):
         await service.produce("q", produce(2 * MB))
-    leased = await service.lease("q", Lease("c", 1, 5_000))
+    leased = await service.lease("q", Lease("c", 1, SOON))
     disk.left = 5 * MB
     service.room.look()
     assert await refused(service, produce(10)) == "storage_full"
@@ -173,7 +175,7 @@ async def test_what_frees_room_goes_on_when_nothing_may_be_added(tmp_path: Path,
     assert (await settle(service, "q", leased)).completed == 1
     assert (await service.pause("q", ["lease"], True)).paused
     assert not (await service.pause("q", ["lease"], False)).paused
-    await service.clear("q", Clear(5_000))
+    await service.clear("q", Clear(SOON))
     # What was cleared is free within the files, though the disk is as low as before.
     await eventually(lambda: service_takes(service))
     assert service.problems() == [problem]
