@@ -123,12 +123,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """A server that was started in this process logs as long as the process lives, to a stream that is only this test's."""
+    """A server that was started in this process logs as long as the process lives, to a stream that is only this test's.
+
+    A logger that PySpark makes for an error gives each handler that there is its own format, also that of `caplog`, which all tests share.
+    """
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
+    formatters = [handler.formatter for handler in handlers]
     yield
     root.setLevel(level)
     root.handlers[:] = handlers
+    for handler, formatter in zip(handlers, formatters, strict=True):
+        handler.setFormatter(formatter)
 
 
 @pytest.fixture(scope="session")

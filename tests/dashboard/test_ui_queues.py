@@ -173,7 +173,9 @@ def test_the_summary_says_that_consumers_wait_for_the_rate(server: Running) -> N
 def test_the_summary_says_that_consumers_wait_for_the_limit(server: Running) -> None:
     name = server.queue(concurrency=2)
     server.produce(name, *"abc")
-    server.lease(name, batch_size=2)
+    # They wait: the quotas of a new queue are read first.
+    for _ in range(2):
+        assert server.lease(name, batch_size=1, request_timeout="20s")["leases"]
     with ThreadPoolExecutor(1) as waiting:
         parked = waiting.submit(server.lease, name, request_timeout="20s")
         eventually(lambda: "<p>at its limit of 2 leased items</p>" in page(server, f"/{name}"))
