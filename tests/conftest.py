@@ -125,7 +125,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def logging_as_before() -> Iterator[None]:
     """A server that was started in this process logs as long as the process lives, to a stream that is only this test's.
 
-    A logger that PySpark makes for an error gives each handler that there is its own format, also that of `caplog`, which all tests share.
+    PySpark makes a logger for an error that passes nothing on. So pytest adds its handler to it, that of `caplog`, which all tests share,
+    and the logger gives it a format of its own.
     """
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
@@ -133,6 +134,9 @@ def logging_as_before() -> Iterator[None]:
     yield
     root.setLevel(level)
     root.handlers[:] = handlers
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and type(logger).__module__.startswith("pyspark."):
+            logger.propagate = True
     for handler, formatter in zip(handlers, formatters, strict=True):
         handler.setFormatter(formatter)
 
